@@ -1,0 +1,241 @@
+"""Sync and async users are equals: the engine is written once, against these few verbs, and driven in two ways.
+
+The engine's functions are coroutines. `Looping` really awaits, on the caller's event loop. `Blocking` answers every
+verb before it returns, so a coroutine driven by it never suspends and `run` takes it to its end on the caller's own
+thread: no loop, no thread hop. What is left to a thread is what may block for longer than the caller allows.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import inspect
+import threading
+import time
+from collections.abc import Callable, Coroutine, Mapping
+from concurrent.futures import Future
+from typing import Any, NamedTuple, Protocol, TypeVar
+
+from ..store.chain import Decide
+from ..store.entry import Entry
+from ..store.log import DURABLE, Log
+from .pool import SHARED, Pool
+from .tools import is_async
+
+T = TypeVar("T")
+
+
+class Ran(NamedTuple):
+    """How a call of user code ended. error: what it raised. running: set if it is still going, past its deadline."""
+
+    result: Any = None
+    error: BaseException | None = None
+    running: Future[Any] | None = None
+
+
+class Drive(Protocol):
+    """How the engine waits."""
+
+    async def commit(self, log: Log, decide: Decide, sync: int = DURABLE) -> list[Entry]:
+        """Append facts and wait until they are safe."""
+
+    async def call(self, fn: Callable[..., Any], kwargs: Mapping[str, Any], timeout: float | None) -> Ran:
+        """Run user code under a deadline in seconds. Never raises what it raised, except when *we* are cancelled."""
+
+    async def sleep(self, seconds: float) -> None:
+        """Wait."""
+
+    async def grown(self, log: Log, size: int, timeout: float) -> bool:
+        """Wait until the log holds more than `size` entries, at most `timeout` seconds; say whether it does."""
+
+
+def run(made: Coroutine[Any, Any, T]) -> T:
+    """Take a coroutine that never suspends to its end."""
+    try:
+        made.send(None)
+    except StopIteration as stop:
+        value: T = stop.value
+        return value
+    made.close()
+    raise RuntimeError("a blocking drive suspended")
+
+
+class Blocking:
+    """On the caller's thread. Async user code runs on one loop thread of ours; timed sync code runs in the pool."""
+
+    def __init__(self, pool: Pool = SHARED) -> None:
+        self._pool = pool
+
+    async def commit(self, log: Log, decide: Decide, sync: int = DURABLE) -> list[Entry]:
+        return log.commit(decide, sync)
+
+    async def sleep(self, seconds: float) -> None:
+        time.sleep(seconds)
+
+    async def grown(self, log: Log, size: int, timeout: float) -> bool:
+        return log.wait(size, timeout)
+
+    async def call(self, fn: Callable[..., Any], kwargs: Mapping[str, Any], timeout: float | None) -> Ran:
+        if is_async(fn):
+            return _await_here(fn(**kwargs), timeout)
+        if timeout is None:
+            try:
+                result = fn(**kwargs)
+            except Exception as error:
+                return Ran(error=error)
+            return _await_here(result, None) if inspect.isawaitable(result) else Ran(result)
+        future = self._pool.submit(contextvars.copy_context(), lambda: fn(**kwargs))
+        ran = _result_of(future, timeout)
+        return _await_here(ran.result, timeout) if inspect.isawaitable(ran.result) else ran
+
+
+def _await_here(awaitable: Any, timeout: float | None) -> Ran:
+    context = contextvars.copy_context()
+    future: Future[Any] = Future()
+
+    def start() -> None:
+        task = loop.create_task(_plain(awaitable), context=context)
+        task.add_done_callback(lambda done: _hand_over(done, future))
+        tasks.append(task)
+
+    tasks: list[asyncio.Task[Any]] = []
+    loop = loop_thread()
+    loop.call_soon_threadsafe(start)
+    try:
+        ran = _result_of(future, timeout)
+    except BaseException:
+        loop.call_soon_threadsafe(lambda: [task.cancel() for task in tasks])
+        raise
+    if ran.running:
+        loop.call_soon_threadsafe(lambda: [task.cancel() for task in tasks])
+        later = _result_of(future, CANCEL_GRACE)  # what it says when cancelled, if it does
+        return ran._replace(running=None) if later.running is None else ran
+    return ran
+
+
+CANCEL_GRACE = 0.25
+"""Seconds that async user code gets to end after it was cancelled at its deadline."""
+
+
+def _result_of(future: Future[Any], timeout: float | None) -> Ran:
+    # Future.result raises TimeoutError both for ours and for the tool's own: ask `done` which it was.
+    try:
+        return Ran(future.result(timeout))
+    except Exception as error:
+        if not future.done():
+            return Ran(error=error, running=future)
+        return Ran(error=error)
+    except BaseException as error:
+        if future.done() and future.exception() is error:  # the tool raised SystemExit in its thread
+            return Ran(error=error)
+        raise
+
+
+def _hand_over(task: asyncio.Task[Any], future: Future[Any]) -> None:
+    if task.cancelled():
+        future.set_exception(asyncio.CancelledError())
+    elif task.exception() is not None:
+        future.set_exception(task.exception())
+    else:
+        future.set_result(task.result())
+
+
+async def _plain(awaitable: Any) -> Any:
+    return await awaitable
+
+
+class Looping:
+    """On the caller's event loop. Sync user code runs in the pool, with the caller's context carried along."""
+
+    def __init__(self, pool: Pool = SHARED) -> None:
+        self._pool = pool
+
+    async def commit(self, log: Log, decide: Decide, sync: int = DURABLE) -> list[Entry]:
+        return await log.acommit(decide, sync)
+
+    async def sleep(self, seconds: float) -> None:
+        await asyncio.sleep(seconds)
+
+    async def grown(self, log: Log, size: int, timeout: float) -> bool:
+        waiting = self._pool.submit(contextvars.Context(), lambda: log.wait(size, timeout))
+        grew: bool = await asyncio.wrap_future(waiting)
+        return grew
+
+    async def call(self, fn: Callable[..., Any], kwargs: Mapping[str, Any], timeout: float | None) -> Ran:
+        if is_async(fn):
+            return await self._task(fn(**kwargs), timeout)
+        future = self._pool.submit(contextvars.copy_context(), lambda: fn(**kwargs))
+        ran = await self._thread(future, timeout)
+        return await self._task(ran.result, timeout) if inspect.isawaitable(ran.result) else ran
+
+    async def _task(self, awaitable: Any, timeout: float | None) -> Ran:
+        if timeout is None:
+            try:
+                return Ran(await awaitable)
+            except Exception as error:
+                return Ran(error=error)
+        task = asyncio.ensure_future(_plain(awaitable))
+        try:
+            done, _ = await asyncio.wait([task], timeout=timeout)
+            if not done:
+                task.cancel()
+                done, _ = await asyncio.wait([task], timeout=CANCEL_GRACE)
+                late: Future[Any] = Future()
+                if not done:
+                    task.add_done_callback(lambda ended: _hand_over(ended, late))
+                    return Ran(error=TimeoutError(), running=late)
+                return Ran(error=TimeoutError())
+        except asyncio.CancelledError:
+            task.cancel()
+            raise
+        if task.cancelled():
+            return Ran(error=asyncio.CancelledError())
+        error = task.exception()
+        return Ran(error=error) if error else Ran(task.result())
+
+    async def _thread(self, future: Future[Any], timeout: float | None) -> Ran:
+        waiting = asyncio.wrap_future(future)
+        try:
+            done, _ = await asyncio.wait([waiting], timeout=timeout)
+        except asyncio.CancelledError as cancelled:
+            raise StillRunning(future) from cancelled
+        if not done:
+            waiting.add_done_callback(_retrieved)
+            return Ran(error=TimeoutError(), running=future)
+        error = waiting.exception()
+        return Ran(error=error) if error else Ran(waiting.result())
+
+
+def _retrieved(future: asyncio.Future[Any]) -> None:
+    """Look at the outcome, so that asyncio does not report it as never seen: the late callback tells it."""
+    if not future.cancelled():
+        future.exception()
+
+
+class StillRunning(asyncio.CancelledError):
+    """We were cancelled while a thread works on: `future` tells how that ends."""
+
+    def __init__(self, future: Future[Any]) -> None:
+        super().__init__()
+        self.future = future
+
+
+_loop_lock = threading.Lock()
+_loops: dict[int, asyncio.AbstractEventLoop] = {}
+
+
+def loop_thread() -> asyncio.AbstractEventLoop:
+    """The one event loop of ours in this process, on a daemonic thread, made when first needed."""
+    import os
+
+    with _loop_lock:
+        loop = _loops.get(os.getpid())
+        if loop is None:
+            loop = asyncio.new_event_loop()
+            _loops.clear()  # a parent's loop, after a fork, runs in no thread of ours
+            _loops[os.getpid()] = loop
+            threading.Thread(target=loop.run_forever, name="amends-loop", daemon=True).start()
+        return loop
+
+
+BLOCKING, LOOPING = Blocking(), Looping()

@@ -1,0 +1,181 @@
+"""The only planner: given a family that unwinds and the time, what must happen next.
+
+Live rollback, crash recovery, the dry run and the human queue ask this one pure function. Order: what nobody knows
+is settled first, youngest first; then what stands is undone in reverse order of completion. A step behind an
+unsettled or failed one waits. A step that nothing can undo holds nobody up: there is no order to break by it.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from ..store.clock import Now
+from .saga import Saga, orphaned, settled
+from .step import (
+    ACCEPTED,
+    APPROVED,
+    COMPENSATED,
+    DONE,
+    INTENDED,
+    STUCK,
+    UNDO_LOST,
+    UNDOING,
+    UNKNOWN,
+    WAITING,
+    Step,
+)
+
+
+class Lost(NamedTuple):
+    """Whoever performed it is gone: write that nobody knows (`undo.lost` for a compensation)."""
+
+    saga: Saga
+    step: Step
+    kind: str
+
+
+class Withdraw(NamedTuple):
+    """A question nobody waits for any more."""
+
+    saga: Saga
+    step: Step
+
+
+class Probe(NamedTuple):
+    """Ask the world whether the effect is there."""
+
+    saga: Saga
+    step: Step
+
+
+class Undo(NamedTuple):
+    """Run its compensation under `scope` (`undo`, or `undo/late` for one that landed after its first)."""
+
+    saga: Saga
+    step: Step
+    scope: str
+
+
+class Wait(NamedTuple):
+    """Nothing before this many lived milliseconds: a lost effect may still land."""
+
+    until: int
+
+
+class Escalate(NamedTuple):
+    """A person has to look: `why` is the reason code of QUEUE (report.py)."""
+
+    saga: Saga
+    step: Step
+    why: str
+
+
+class Rest(NamedTuple):
+    """Everything left needs a person, and has been said."""
+
+
+class End(NamedTuple):
+    """Nothing is left: the family may end."""
+
+
+Action = Lost | Withdraw | Probe | Undo | Wait | Escalate | Rest | End
+
+
+def due(family: list[Saga], now: Now) -> Action:
+    """The next thing to do for a family that unwinds (family[0] is its root)."""
+    halt = family[0].on_failure != "continue"
+    waiting = False
+    for saga, step in unwinding_order(family):
+        if step.number in saga.escalated:
+            waiting = True
+            if halt and not orphaned(step) and step.inv != "human":
+                return Rest()
+            continue
+        action = _next(saga, step, now)
+        if action is not None:
+            return action
+    return Rest() if waiting else End()
+
+
+def unwinding_order(family: list[Saga]) -> list[tuple[Saga, Step]]:
+    """Steps with something left to settle, youngest first: unknown ones by intent, before the others by completion."""
+    left = [
+        (saga, step)
+        for saga in family
+        for step in saga.steps.values()
+        if not settled(step) and step.state != ACCEPTED
+    ]
+    return sorted(left, key=lambda pair: _age(pair[1]), reverse=True)
+
+
+def _age(step: Step) -> tuple[bool, int]:
+    unsettled = step.state in (INTENDED, UNKNOWN, WAITING, APPROVED) or (step.provisional and not step.ended_seq)
+    return (unsettled, step.seq if unsettled else step.ended_seq)
+
+
+def _next(saga: Saga, step: Step, now: Now) -> Action | None:
+    return _NEXT[step.state](saga, step, now)
+
+
+def _question(saga: Saga, step: Step, now: Now) -> Action:
+    return Withdraw(saga, step)
+
+
+def _intended(saga: Saga, step: Step, now: Now) -> Action:
+    return Lost(saga, step, "step.lost")
+
+
+def _undoing(saga: Saga, step: Step, now: Now) -> Action:
+    return Lost(saga, step, "undo.lost")
+
+
+def _unknown(saga: Saga, step: Step, now: Now) -> Action:
+    if step.probe and not step.settled:
+        return Probe(saga, step)
+    if step.settled == "cannot_tell":
+        return Escalate(saga, step, "cannot_tell")
+    land_by = step.lost_lived + step.settle_ms
+    if now.lived < land_by:
+        return Wait(land_by)
+    if step.inv in ("", "none"):
+        return Escalate(saga, step, "unknown_without_inverse")
+    return _done(saga, step, now)
+
+
+def _done(saga: Saga, step: Step, now: Now) -> Action:
+    if step.inv in ("", "none"):
+        return Escalate(saga, step, "irreversible" if step.sem == "irreversible" else "orphaned")
+    if step.inv == "human":
+        return Escalate(saga, step, "human_task")
+    return Undo(saga, step, "undo/late" if step.late else "undo")
+
+
+def _undo_lost(saga: Saga, step: Step, now: Now) -> Action:
+    if step.again:
+        return Undo(saga, step, "undo/late" if step.undo_attempts > 1 and step.late else "undo")
+    if step.probe and not step.settled:
+        return Probe(saga, step)
+    if step.settled == "present":
+        return Undo(saga, step, "undo")
+    return Escalate(saga, step, "undo_answer_lost")
+
+
+def _stuck(saga: Saga, step: Step, now: Now) -> Action:
+    return Undo(saga, step, "undo")
+
+
+def _compensated(saga: Saga, step: Step, now: Now) -> Action:
+    return Undo(saga, step, "undo/late")
+
+
+_NEXT = {
+    WAITING: _question,
+    APPROVED: _question,
+    INTENDED: _intended,
+    UNKNOWN: _unknown,
+    DONE: _done,
+    UNDOING: _undoing,
+    UNDO_LOST: _undo_lost,
+    STUCK: _stuck,
+    COMPENSATED: _compensated,
+}

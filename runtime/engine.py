@@ -1,0 +1,724 @@
+"""Commit, perform, settle: the one way an effect happens, for whoever drives a saga.
+
+An effect starts only after the fact that announces it is durable; its outcome and what undoes it are durable before
+the call returns. Every fact is made under a fence: whoever has lost the saga is refused inside the same transaction.
+The functions are coroutines over a Drive, so sync and async callers, the daemon and the dry run share every line.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from typing import Any
+
+import msgspec
+
+from ..store.chain import Decide, Draft
+from ..store.clock import Now
+from ..store.entry import Entry
+from ..store.errors import AmendsError, BadValue, Fenced, Refused
+from ..store.log import BUFFERED, DURABLE, FILED, Log
+from .drive import BLOCKING, Drive, run
+from .facts import body, fact
+from .hosts import recorded_host
+from .inverse import NONE, Inverse, NoInverse, declared_by, derived_by, idempotency_key, takes_nothing, written
+from .perform import Call, Outcome, ask, perform, says_nothing
+from .pool import SHARED
+from .saga import RUNNING, Saga
+from .semantics import SEMANTICS, ActionSemantics
+from .state import State
+from .step import APPROVED, DONE, FAILED, INTENDED, REFUSED, UNKNOWN, WAITING
+from .tools import Compensation
+from .values import convert, decode_bytes, digest, encode
+
+NEW_EFFECTS = frozenset({"step.asked", "step.intended"})
+DEFAULT_SETTLE = 2.0
+APPROVAL_DEADLINE = 24 * 3600.0
+
+
+class UnstorableResult(BadValue):
+    """The effect happened and is recorded; its result cannot be. `facts['result']` is the live object."""
+
+    code = "unstorable_result"
+
+
+class ResumeConflict(Refused):
+    """A resumed saga met other code or other arguments than its log. It stays resumable."""
+
+    code = "resume_conflict"
+
+
+class Engine:
+    """One process's hold on one log: who it is as a driver, and how names are hidden in headers.
+
+    known(handler) tells why a handler configured on this device may be run again (`keyed`, `idempotent`), or None.
+    """
+
+    def __init__(
+        self,
+        log: Log,
+        *,
+        driver: Callable[[], str],
+        hide: Callable[[str], str],
+        fingerprint: Callable[[bytes], str],
+        known: Callable[[str], str | None] = lambda name: None,
+    ) -> None:
+        self.log, self.hide, self.fingerprint, self.known = log, hide, fingerprint, known
+        self._driver = driver
+        self.runs: dict[str, Run] = {}  # sagas this process drives, by header id
+        self.after_landing: Callable[[Run, Call, Draft | None], None] | None = None
+
+    @property
+    def driver(self) -> str:
+        """This process as the log knows it: an id whose lock it holds. Another one after a fork."""
+        return self._driver()
+
+    @property
+    def state(self) -> State:
+        state: State = self.log.view
+        return state
+
+
+class Run:
+    """A saga that this process drives: what only memory holds of it. Everything else is in the fold."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        saga: str,
+        name: str,
+        *,
+        opening: Draft | None,
+        parent: Run | None = None,
+        fence: int = 1,
+        merged: bool = False,
+        found: Saga | None = None,
+    ) -> None:
+        self.engine, self.id, self.name, self.parent = engine, saga, name, parent
+        self.opening, self.fence, self.merged = opening, fence, merged
+        self.count = max(found.steps, default=0) if found else 0
+        self.calls: dict[str, int] = {}
+        self.served: dict[tuple[str, str, str], tuple[int, bytes, bytes | None]] = {}
+        self.finished = False  # every step is served; a new one is refused
+        # what only this process can run, by saga and step; shared by a family, which has one fate
+        self.live: dict[tuple[str, int], Compensation] = parent.live if parent else {}
+        self.probes: dict[tuple[str, int], tuple[Callable[..., Any], dict[str, Any], str]] = (
+            parent.probes if parent else {}
+        )
+        self.flying: dict[int, Any] = {}
+        self.late: dict[int, Future[Any]] = {}
+        self.named = bool(opening is not None and opening.openings)
+        self.broken: AmendsError | None = None
+        self.lock = threading.Lock()
+
+    def identify(self, call: Call, key: str) -> None:
+        """Name the step, before anything is awaited: tool and how often it was called, or the caller's own key."""
+        with self.lock:
+            self.calls[call.tool] = k = self.calls.get(call.tool, 0) + 1
+        call.identity = key or str(k)
+        call.key = idempotency_key(self.id, call.tool, call.identity, "do")
+
+    def number(self) -> int:
+        with self.lock:
+            self.count += 1
+            return self.count
+
+    def facts(self, *drafts: Draft) -> Decide:
+        """These facts, if we still drive the saga; its first fact rides along with them."""
+        return Guarded(self, drafts)
+
+    def saga(self, state: State) -> Saga | None:
+        return state.sagas.get(self.id)
+
+
+class Guarded:
+    """A decision to append facts of one saga under the fence they were made under."""
+
+    __slots__ = ("run", "drafts")
+
+    def __init__(self, run: Run, drafts: Sequence[Draft]) -> None:
+        self.run, self.drafts = run, drafts
+        for draft in drafts:
+            draft.fields["saga"], draft.fields["fence"] = run.id, run.fence
+
+    def __call__(self, state: State, now: Now) -> Sequence[Draft]:
+        run = self.run
+        saga = state.sagas.get(run.id)
+        if saga is None:
+            if run.opening is None:
+                raise Fenced(f"Saga {run.name} is no longer open.", next="See `amends show`.", code="saga_ended")
+            return (*_chain_of_openings(run, state), *self.drafts)
+        if saga.fence != run.fence:
+            raise Fenced(
+                f"Saga {run.name} was taken over by another process.", next=f"Run `amends show {run.name} --why`."
+            )
+        if saga.phase != RUNNING and any(draft.kind in NEW_EFFECTS for draft in self.drafts):
+            raise Refused(
+                f"Saga {run.name} is {saga.phase}; no new step may start in it.", code="saga_not_running"
+            )
+        return self.drafts
+
+
+def _chain_of_openings(run: Run | None, state: State) -> list[Draft]:
+    """The openings that are not in the log yet, the outermost saga's first."""
+    drafts: list[Draft] = []
+    while run is not None and run.id not in state.sagas:
+        if run.opening is None:
+            raise Fenced(f"Saga {run.name} is no longer open.", next="See `amends show`.", code="saga_ended")
+        drafts.insert(0, run.opening)
+        run = run.parent
+    return drafts
+
+
+class Early:
+    """A reversible step whose intent nobody waits for: if its outcome comes first, one fact tells both."""
+
+    def __init__(self, run: Run, intent: Draft) -> None:
+        self._decide: Decide = run.facts(intent)
+        self._run = run
+        self._sealed = False
+        self._lock = threading.Lock()
+
+    def __call__(self, state: State, now: Now) -> Sequence[Draft]:
+        with self._lock:
+            self._sealed = True
+        return self._decide(state, now)
+
+    def replace(self, outcome: Draft) -> bool:
+        """Put the outcome in the intent's place; False if the intent is on its way already."""
+        with self._lock:
+            if self._sealed:
+                return False
+            self._decide = self._run.facts(outcome)
+            return True
+
+
+# ---- one step -------------------------------------------------------------------------------------------------------
+
+
+async def execute(drive: Drive, run: Run, call: Call) -> Any:
+    """Perform one step of a saga and return its result. Raises what the tool raised, Refused, Fenced, BadValue."""
+    if run.broken is not None:
+        raise run.broken
+    ready, result = await _serve(drive, run, call)
+    if ready:
+        return result
+    call.number = call.number or run.number()
+    inverse = await _declare(drive, run, call)
+    if SEMANTICS[call.sem].asks:
+        await _ask(drive, run, call)
+    early = await _intend(drive, run, call, inverse)
+    run.flying[call.number] = _current_task()
+    try:
+        outcome = await perform(drive, call, _noter(drive, run, call))
+    except BaseException as stop:
+        _abandon(run, call, early, stop)
+        raise
+    finally:
+        run.flying.pop(call.number, None)
+    return await _settle(drive, run, call, inverse, early, outcome)
+
+
+def _current_task() -> Any:
+    try:
+        return asyncio.current_task()
+    except RuntimeError:
+        return None
+
+
+async def _declare(drive: Drive, run: Run, call: Call) -> Inverse:
+    """The inverse that is known before the effect."""
+    call.declared = await declared_by(drive, call.undo, call.kwargs, call.key)
+    if call.declared is None:
+        return NONE
+    return written(call.declared, "declared", _keys(run, call), run.engine.known)
+
+
+def _keys(run: Run, call: Call) -> dict[str, str]:
+    scope = "" if call.scope == "do" else f"{call.scope}/"
+    return {
+        "key": idempotency_key(run.id, call.tool, call.identity, f"{scope}undo"),
+        "late_key": idempotency_key(run.id, call.tool, call.identity, f"{scope}undo/late"),
+    }
+
+
+def _intent(call: Call, inverse: Inverse) -> Draft:
+    settle = call.settle if call.settle is not None else call.timeout if call.timeout else DEFAULT_SETTLE
+    return fact(
+        "step.intended",
+        body(args=call.args, compensation=inverse.payload, identity=encode(call.identity), probe=_probe(call)),
+        *call.apart,
+        step=call.number,
+        tool=call.tool,
+        sem=call.sem.value,
+        inv=inverse.inv,
+        handler=inverse.handler,
+        key=call.key,
+        again=inverse.again,
+        probe=int(call.probe is not None),
+        scope="" if call.scope == "do" else call.scope,
+        settle_ms=int(settle * 1000),
+    )
+
+
+def _probe(call: Call) -> bytes:
+    """Where the probe of a step can be found after a crash; nothing for one that only this process has."""
+    host = recorded_host(call.probe)[0] if call.probe is not None else None
+    return msgspec.json.encode(dict(sorted(host.items()))) if host else b""
+
+
+async def _intend(drive: Drive, run: Run, call: Call, inverse: Inverse) -> Early | None:
+    """Announce the effect, as safely as its semantics ask. None if the intent is written."""
+    intent = _intent(call, inverse)
+    if inverse.live is not None:
+        run.live[run.id, call.number] = inverse.live
+    if call.probe is not None:
+        run.probes[run.id, call.number] = (call.probe, call.kwargs, call.key)
+    log = run.engine.log
+    if SEMANTICS[call.sem].durable or inverse.handler:
+        sync = DURABLE if SEMANTICS[call.sem].durable else FILED
+        try:
+            await drive.commit(log, run.facts(intent), sync)
+        except asyncio.CancelledError:
+            # The intent may be written, the effect was not started: that is known.
+            log.append(_if_step(run, call.number, INTENDED, fact("step.failed", step=call.number, why="not_started")))
+            raise
+        return None
+    saga = run.saga(run.engine.state)
+    if saga is not None and saga.fence != run.fence:
+        raise Fenced(f"Saga {run.name} was taken over by another process.")
+    early = Early(run, intent)
+    log.append(early)
+    return early
+
+
+def _if_step(run: Run, number: int, state: str, draft: Draft) -> Decide:
+    """A fact about a step, only where the step is in that state."""
+    guarded = run.facts(draft)
+
+    def decide(view: State, now: Now) -> Sequence[Draft]:
+        saga = view.sagas.get(run.id)
+        step = saga.steps.get(number) if saga else None
+        return guarded(view, now) if step is not None and step.state == state else ()
+
+    return decide
+
+
+def _noter(drive: Drive, run: Run, call: Call) -> Callable[[int, BaseException | None], Any]:
+    async def note(attempt: int, error: BaseException | None) -> None:
+        draft = fact(
+            "step.attempted", body(error=encode(_told(error))), step=call.number, attempt=attempt, why=_code(error)
+        )
+        await drive.commit(run.engine.log, run.facts(draft), DURABLE if SEMANTICS[call.sem].durable else BUFFERED)
+
+    return note
+
+
+def _told(error: BaseException | None) -> str:
+    return f"{type(error).__name__}: {error}"[:4000].encode("utf-8", "replace").decode() if error else ""
+
+
+def _code(error: BaseException | None) -> str:
+    name = type(error).__name__ if error else ""
+    return name if name.isascii() and name.isprintable() and len(name) <= 100 else "error"
+
+
+def _abandon(run: Run, call: Call, early: Early | None, stop: BaseException) -> None:
+    """We are told to stop in the middle of an effect: nobody knows, and the rollback will settle it."""
+    lost = fact("step.lost", body(error=encode(_told(stop))), step=call.number, why=_code(stop), up=True)
+    run.engine.log.append(_if_step(run, call.number, INTENDED, lost))
+    running: Future[Any] | None = getattr(stop, "future", None)
+    if running is not None:
+        _watch(run, call, running)
+
+
+async def _settle(
+    drive: Drive, run: Run, call: Call, inverse: Inverse, early: Early | None, outcome: Outcome
+) -> Any:
+    if outcome.running is not None:
+        _watch(run, call, outcome.running)
+    if outcome.state == "done":
+        return await _done(drive, run, call, inverse, early, outcome)
+    draft = _not_done(call, outcome)
+    await _write(drive, run, call, early, draft)
+    assert outcome.error is not None
+    if call.fallback is not None and isinstance(outcome.error, Exception):
+        return await _fall_back(drive, run, call)
+    raise outcome.error
+
+
+def _not_done(call: Call, outcome: Outcome) -> Draft:
+    kind = "step.failed" if outcome.state == "failed" else "step.lost"
+    return fact(
+        kind,
+        body(error=encode(_told(outcome.error))),
+        step=call.number,
+        out=outcome.probed,
+        why=_code(outcome.error),
+        up=kind == "step.lost",
+    )
+
+
+async def _fall_back(drive: Drive, run: Run, call: Call) -> Any:
+    """The recorded alternative: a step of its own, with its own inverse. The primary stays to be settled."""
+    fallback = call.fallback
+    fn = getattr(fallback, "fn", fallback)
+    other = Call(
+        call.tool, call.sem, fn, call.kwargs, call.args, call.apart, call.identity, scope="fallback",
+        timeout=call.timeout, settle=call.settle, returns=call.returns, store_result=call.store_result,
+        undo=getattr(fallback, "undo", None), compensate=getattr(fallback, "compensate", None),
+    )  # fmt: skip
+    other.key = idempotency_key(run.id, call.tool, call.identity, "fallback")
+    return await execute(drive, run, other)
+
+
+async def _done(
+    drive: Drive, run: Run, call: Call, inverse: Inverse, early: Early | None, outcome: Outcome
+) -> Any:
+    flaw: AmendsError | None = None
+    result, shown = outcome.result, b""
+    try:
+        if call.store_result:
+            shown = encode(result, path="result")
+    except BadValue as error:
+        flaw = UnstorableResult(
+            f"{call.tool} happened, but its result cannot be stored: {error.message}",
+            next="Return plain values, or pass store_result=False.",
+            result=result,
+        )
+    derived = inverse
+    try:
+        derived = await _derive(drive, run, call, inverse, outcome)
+    except AmendsError as error:
+        flaw = error
+    draft = _outcome(call, inverse, derived, shown, flaw, outcome)
+    if derived.live is not None:
+        run.live[run.id, call.number] = derived.live
+    await _write(drive, run, call, early, draft, recoverable=bool(derived.handler))
+    if flaw is not None:
+        raise flaw from flaw.__cause__
+    return result
+
+
+async def _derive(drive: Drive, run: Run, call: Call, inverse: Inverse, outcome: Outcome) -> Inverse:
+    if call.compensate is None:
+        return inverse
+    if outcome.result is None and outcome.probed and not takes_nothing(call.compensate):
+        return inverse  # the world says it is there and not what it returned: the declared one stands
+    made = await derived_by(drive, call.compensate, outcome.result)
+    if made is None:
+        return inverse
+    inv = "both" if inverse.inv == "declared" else "derived"
+    try:
+        return written(made, inv, _keys(run, call), run.engine.known)
+    except BadValue as error:
+        raise NoInverse(
+            f"{call.tool} happened, but its compensation cannot be stored: {error.message}",
+            next="The effect stands; see `amends inbox`.",
+        ) from error
+
+
+def _outcome(
+    call: Call, declared: Inverse, derived: Inverse, shown: bytes, flaw: AmendsError | None, outcome: Outcome
+) -> Draft:
+    changed = derived is not declared
+    return fact(
+        "step.done",
+        body(
+            result=shown,
+            error=encode(str(flaw)) if flaw else b"",
+            compensation=derived.payload if changed else b"",
+        ),
+        step=call.number,
+        inv=derived.inv if changed else "",
+        handler=derived.handler if changed else "",
+        again=derived.again if changed else "",
+        out=outcome.probed,
+        why=flaw.code if flaw else "",
+    )
+
+
+async def _write(
+    drive: Drive, run: Run, call: Call, early: Early | None, outcome: Draft, recoverable: bool = False
+) -> None:
+    """Record an outcome as safely as its semantics ask."""
+    log = run.engine.log
+    meaning = SEMANTICS[call.sem]
+    if early is not None:
+        if outcome.kind == "step.done" and early.replace(_coalesced(call, outcome)):
+            if recoverable:
+                await drive.commit(log, lambda state, now: (), FILED)
+            return
+        sync = FILED if recoverable else BUFFERED
+    elif meaning.durable:
+        sync = BUFFERED if run.merged and meaning.merge and outcome.kind == "step.done" else DURABLE
+    else:
+        sync = FILED
+    if sync == BUFFERED:
+        log.append(run.facts(outcome))
+    else:
+        await drive.commit(log, run.facts(outcome), sync)
+
+
+def _coalesced(call: Call, outcome: Draft) -> Draft:
+    """Intent and outcome of a reversible step as one `step.done`."""
+    fields = outcome.fields
+    fields["tool"], fields["sem"], fields["key"] = call.tool, call.sem.value, call.key
+    args = body(args=call.args, identity=encode(call.identity))
+    opening = args[:-1] + b"," + outcome.openings[0][1:] if outcome.openings and len(outcome.openings[0]) > 2 else args
+    outcome.openings = (_sorted(opening), *call.apart)
+    return outcome
+
+
+def _sorted(opening: bytes) -> bytes:
+    return body(**{name: bytes(raw) for name, raw in msgspec.json.decode(opening, type=dict[str, msgspec.Raw]).items()})
+
+
+# ---- the question before the irreversible ----------------------------------------------------------------------------
+
+
+async def _ask(drive: Drive, run: Run, call: Call) -> None:
+    """Wait for a named person. Returns once approved; the intent that follows spends the answer."""
+    log = run.engine.log
+    saga = run.saga(run.engine.state)
+    step = saga.steps.get(call.number) if saga else None
+    if step is None:
+        asked = fact(
+            "step.asked",
+            body(args=call.args, identity=encode(call.identity)),
+            *call.apart,
+            step=call.number,
+            tool=call.tool,
+            sem=call.sem.value,
+            key=call.key,
+            within_ms=int(APPROVAL_DEADLINE * 1000),
+            up=True,
+        )
+        await drive.commit(log, run.facts(asked))
+    while True:
+        size = log.size
+        log.refresh()
+        saga = run.saga(run.engine.state)
+        step = saga.steps.get(call.number) if saga and saga.fence == run.fence else None
+        if step is None:
+            raise Fenced(f"Saga {run.name} was taken over while it waited.", next=f"Run `amends show {run.name}`.")
+        if step.state == APPROVED:
+            return
+        if step.state == REFUSED:
+            raise Refused(
+                f"{call.tool} was denied.", next=f"Run `amends show {run.name}` for who and why.", code="denied"
+            )
+        if await _expired(drive, run, call):
+            raise Refused(f"{call.tool} was not answered in time.", next="Ask again.", code="expired")
+        await drive.grown(log, size, 1.0)
+
+
+async def _expired(drive: Drive, run: Run, call: Call) -> bool:
+    """Close the question if its deadline has passed in lived time, inside the transaction that could answer it."""
+    said: list[bool] = []
+    guarded = run.facts(fact("step.refused", step=call.number, why="expired"))
+
+    def decide(state: State, now: Now) -> Sequence[Draft]:
+        saga = state.sagas.get(run.id)
+        step = saga.steps.get(call.number) if saga else None
+        over = step is not None and step.state == WAITING and now.lived - step.asked_lived > APPROVAL_DEADLINE * 1000
+        if over:
+            said.append(True)
+            return guarded(state, now)
+        return ()
+
+    saga = run.saga(run.engine.state)
+    step = saga.steps.get(call.number) if saga else None
+    if step is None or run.engine.log.now().lived - step.asked_lived <= APPROVAL_DEADLINE * 1000:
+        return False
+    await drive.commit(run.engine.log, decide)
+    return bool(said)
+
+
+# ---- serving a resumed saga ------------------------------------------------------------------------------------------
+
+
+async def _serve(drive: Drive, run: Run, call: Call) -> tuple[bool, Any]:
+    """A finished step of a resumed saga, from the log. (False, None) if the step has to be performed."""
+    known = run.served.pop((call.tool, call.scope, call.identity), None)
+    if known is None:
+        if run.served and not call.named:
+            await _differs(drive, run, call)
+        if run.finished:
+            raise Refused(
+                f"Saga {run.name} is finished; {call.tool} is not one of its steps.",
+                next="Use another id, or restart=NAME.",
+                code="saga_finished",
+            )
+        return False, None
+    number, args, result = known
+    if digest(args) != digest(call.all_args):
+        return await _conflict(drive, run, call, args)
+    call.number = number
+    saga = run.saga(run.engine.state)
+    if run.finished:
+        return True, _returned(call, result)
+    step = saga.steps[number] if saga else None
+    if step is None or step.state == DONE:
+        return True, _returned(call, result)
+    if step.state == UNKNOWN:
+        return await _unknown_again(drive, run, call)
+    if step.state in (FAILED, REFUSED):
+        call.number = 0 if step.state == REFUSED else number
+    return False, None
+
+
+SIBLINGS = 5
+"""Turns of the event loop that siblings of a resumed step get to come forward before a new step counts as other code."""
+
+
+async def _differs(drive: Drive, run: Run, call: Call) -> None:
+    """A new step while steps of the log have not been asked for: other code, unless siblings are about to ask."""
+    for _ in range(SIBLINGS):
+        await drive.sleep(0)
+        if not unserved(run):
+            return
+    tool, _, identity = unserved(run)[0]
+    await suspend(
+        drive,
+        run,
+        ResumeConflict(
+            f"Saga {run.name}: the log has the step {tool} {identity} where this run calls {call.tool} {call.identity}.",
+            next="Run it with the code it began with, or pass key= to name steps that run side by side.",
+            old=tool,
+            new=call.tool,
+        ),
+    )
+
+
+def unserved(run: Run) -> list[tuple[str, str, str]]:
+    """Steps that took effect and that this run has not asked for."""
+    saga = run.saga(run.engine.state)
+    return [
+        name
+        for name, (number, _, _) in run.served.items()
+        if run.finished or (saga is not None and saga.steps[number].state in (DONE, UNKNOWN))
+    ]
+
+
+async def suspend(drive: Drive, run: Run, conflict: ResumeConflict) -> None:
+    run.broken = conflict
+    if not run.finished:
+        await drive.commit(run.engine.log, run.facts(fact("saga.suspended", why="resume_conflict")))
+    raise conflict
+
+
+async def _unknown_again(drive: Drive, run: Run, call: Call) -> tuple[bool, Any]:
+    """A step whose caller died: ask the world, or go again under the same key if the tool takes one."""
+    if call.probe is not None:
+        said = await ask(drive, call.probe, call.kwargs, call.key)
+        draft = fact(
+            "step.probed", body(result=encode(said.result)) if said.result is not None else b"",
+            step=call.number, out=said.amends_outcome,
+        )  # fmt: skip
+        await drive.commit(run.engine.log, run.facts(draft))
+        if said.amends_outcome == "present":
+            return True, said.result
+        if said.amends_outcome == "absent":
+            return False, None
+    if call.keyed:
+        return False, None
+    raise Refused(
+        f"Nobody knows whether {call.tool} happened before the crash, and it takes no idempotency_key.",
+        next=f"See `amends inbox`, or declare probe= for {call.tool}.",
+        code="unsettled_step",
+    )
+
+
+async def _conflict(drive: Drive, run: Run, call: Call, args: bytes) -> tuple[bool, Any]:
+    await suspend(
+        drive,
+        run,
+        ResumeConflict(
+            f"Saga {run.name}: step {call.tool} {call.identity} was called with other arguments than before "
+            f"({digest(args)[:12]} in the log, {digest(call.all_args)[:12]} now).",
+            next="Run it with the code and arguments it began with, or pass key= to name steps.",
+            old=digest(args),
+            new=digest(call.all_args),
+        ),
+    )
+    return False, None
+
+
+def _returned(call: Call, result: bytes | None) -> Any:
+    value = decode_bytes(result) if result else None
+    return convert(value, call.returns) if call.returns is not None and value is not None else value
+
+
+# ---- what lands late -------------------------------------------------------------------------------------------------
+
+
+def _watch(run: Run, call: Call, running: Future[Any]) -> None:
+    """When an effect that nobody waits for ends after all, record how, and undo it if its saga is unwound."""
+    run.late[call.number] = running
+    running.add_done_callback(
+        lambda done: SHARED.submit(contextvars.Context(), lambda: landed(run, call, done)) and None
+    )
+
+
+def landed(run: Run, call: Call, ended: Future[Any]) -> None:
+    """Record the true outcome of a late effect (on a pool thread), then see to it."""
+    run.late.pop(call.number, None)
+    error = None if ended.cancelled() else ended.exception()
+    if ended.cancelled() or (error is not None and says_nothing(error)):
+        return
+    draft = _landing(run, call, None if error else ended.result(), error)
+    written_now: list[Entry] = run.engine.log.commit(_if_unsettled(run, call.number, draft))
+    if run.engine.after_landing is not None:
+        run.engine.after_landing(run, call, None if written_now else draft)
+
+
+def _landing(run: Run, call: Call, result: Any, error: BaseException | None) -> Draft:
+    if error is not None:
+        return fact("step.landed", body(error=encode(_told(error))), step=call.number, out="failed")
+    inverse, shown, flaw = NONE, b"", ""
+    try:
+        shown = encode(result, path="result") if call.store_result else b""
+        made = _run_derive(run, call, result)
+        inverse = made or NONE
+    except AmendsError as problem:
+        flaw = str(problem)
+    return fact(
+        "step.landed",
+        body(result=shown, error=encode(flaw) if flaw else b"", compensation=inverse.payload),
+        step=call.number,
+        out="done",
+        inv=inverse.inv if inverse is not NONE else "",
+        handler=inverse.handler,
+        again=inverse.again,
+    )
+
+
+def _run_derive(run_: Run, call: Call, result: Any) -> Inverse | None:
+    if call.compensate is None:
+        return None
+    made = run(derived_by(BLOCKING, call.compensate, result))
+    if made is None:
+        return None
+    run_.live[run_.id, call.number] = made
+    return written(made, "both" if call.declared else "derived", _keys(run_, call), run_.engine.known)
+
+
+def _if_unsettled(run_: Run, number: int, draft: Draft) -> Decide:
+    """A landing is told without a fence: whoever holds the saga now needs to know."""
+    draft.fields["saga"] = run_.id
+
+    def decide(state: State, now: Now) -> Sequence[Draft]:
+        saga = state.sagas.get(run_.id)
+        step = saga.steps.get(number) if saga else None
+        if step is None or step.state in (INTENDED, DONE, REFUSED):
+            return ()
+        return (draft,)
+
+    return decide
+
+
+__all__ = ["ActionSemantics", "Engine", "Run", "RUNNING", "execute"]

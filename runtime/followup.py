@@ -1,0 +1,235 @@
+"""What happens after a saga has ended opens a follow-up saga: an undo on request, or an effect that landed late.
+
+The follow-up carries the steps that stand, with the keys they had, and is unwound like any other.
+"""
+
+from __future__ import annotations
+
+import base64
+import os
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from ..store.chain import Draft
+from ..store.clock import Now
+from ..store.errors import BadValue, NotFound, Refused
+from ..store.log import Overlay
+from .carry import carried, carry, stands
+from .drive import BLOCKING, Drive, run
+from .engine import Run
+from .facts import body, fact
+from .inbox import named
+from .openings import opened_as
+from .report import RollbackReport
+from .saga import ENDED, UNWINDING, Saga, orphaned, replay
+from .state import State
+from .step import DONE, UNKNOWN
+from .unwind import take, unwind
+from .values import encode
+
+if TYPE_CHECKING:
+    from .kit import AgentKit
+
+
+def resolve(kit: AgentKit, name: str) -> Saga:
+    """A saga by the id the user gave, its header id, or an unambiguous prefix of at least 4. Raises NotFound."""
+    kit.log.refresh()
+    state = kit.engine.state
+    newest: Saga | None = None
+    generation = 0
+    while (found := state.past(kit.engine.hide(name if not generation else f"{name}\0{generation}"))) is not None:
+        newest, generation = found, generation + 1
+    if newest is not None:
+        return newest
+    exact = state.past(name)
+    if exact is not None:
+        return exact
+    matches = _by_prefix(kit, name) if len(name) >= 4 else []
+    if len(matches) == 1:
+        saga = state.past(matches[0])
+        assert saga is not None
+        return saga
+    if matches:
+        raise NotFound(f"{len(matches)} sagas begin with {name!r}.", next="Give more of the id; `amends ps` lists them.")
+    raise NotFound(f"There is no saga {name!r} on this device.", next="`amends ps` lists them.")
+
+
+def _by_prefix(kit: AgentKit, prefix: str) -> list[str]:
+    rows = kit.log.sagas()
+    by_header = [row.saga for row in rows if row.saga.startswith(prefix)]
+    return by_header or [row.saga for row in rows if opened_as(kit.log, row.saga)[0].startswith(prefix)]
+
+
+def followups(kit: AgentKit, saga: Saga) -> list[Saga]:
+    """Later sagas that took over something of this one, oldest first."""
+    found = []
+    for row in kit.log.sagas():
+        if row.first <= saga.opened_seq:
+            break
+        if kit.log.record(row.first).entry.of == saga.id:
+            later = kit.engine.state.past(row.saga)
+            assert later is not None
+            found.append(later)
+    return found[::-1]
+
+
+def family_of(kit: AgentKit, saga: Saga) -> list[Saga]:
+    """An ended or open saga and every saga inside it, outermost first."""
+    family = [saga]
+    rows = [row for row in kit.log.sagas() if row.first > saga.opened_seq]
+    for row in reversed(rows):
+        if any(kit.log.record(row.first).entry.parent == member.id for member in family):
+            inner = kit.engine.state.past(row.saga)
+            assert inner is not None
+            family.append(inner)
+    return family
+
+
+def _undone(later: Sequence[Saga]) -> set[tuple[str, int]]:
+    return {
+        (saga.of, step.number)
+        for saga in later
+        for step in saga.steps.values()
+        if saga.phase != ENDED or step.state not in (DONE, UNKNOWN)
+    }
+
+
+async def undo_committed(
+    drive: Drive, kit: AgentKit, name: str, *, by: str, reason: str, step: int | None = None, dry_run: bool = False
+) -> RollbackReport:
+    """Unwind a committed saga as a follow-up saga, youngest first, under the keys it had.
+
+    dry_run runs the plan over an Overlay of the log and calls nothing: its report tells what would be undone and what
+    would stand. Raises NotFound, Refused (`not_committed`, `nothing_to_undo`).
+    """
+    person = named(by)
+    if not reason or not reason.strip():
+        raise BadValue("Undoing a committed saga needs a reason.", next="Pass --reason TEXT.")
+    saga = resolve(kit, name)
+    if saga.phase != ENDED or saga.out not in ("committed", "continued"):
+        raise Refused(
+            f"Saga {name} is {saga.out or saga.phase}; only a committed one is undone later.",
+            next=f"Run `amends show {name}`.", code="not_committed",
+        )  # fmt: skip
+    taken = _undone(followups(kit, saga))
+    members = [m for m in family_of(kit, saga) if any(stands(s) and (m.id, s.number) not in taken for s in m.steps.values())]
+    chosen = {
+        m.id: [s.number for s in m.steps.values() if stands(s) and (m.id, s.number) not in taken and step in (None, s.number)]
+        for m in members
+    }
+    if not any(chosen.values()):
+        raise Refused(f"Nothing of saga {name} is left to undo.", next=f"Run `amends show {name}`.", code="nothing_to_undo")
+    new = _random_id()
+    opening = body(by=encode(person), reason=encode(reason))
+    drafts = [
+        fact("saga.opened", opening, saga=new, fence=1, driver=kit.engine.driver, of=saga.id, up=True),
+        *_renumbered(draft for m in members for draft in carried(kit.log, m, new, 1, chosen[m.id])),
+        fact("saga.unwinding", saga=new, fence=1, why="undo", up=True),
+    ]
+    if dry_run:
+        return planned(kit, drafts, new)
+    await drive.commit(kit.log, lambda state, now: _first(state, saga, drafts))
+    kit.engine.runs[new] = None  # type: ignore[assignment]
+    try:
+        return await unwind(drive, kit.engine, new, kit.reach())
+    finally:
+        kit.engine.runs.pop(new, None)
+
+
+def _renumbered(drafts: Any) -> list[Draft]:
+    """Steps of one saga keep their numbers; those of sagas inside it get numbers after them."""
+    seen: set[int] = set()
+    made = []
+    for draft in sorted(drafts, key=lambda draft: draft.fields["ref"]):
+        if draft.fields["step"] in seen:
+            draft.fields["step"] = max(seen) + 1
+        seen.add(draft.fields["step"])
+        made.append(draft)
+    return made
+
+
+def _first(state: State, saga: Saga, drafts: Sequence[Draft]) -> Sequence[Draft]:
+    if any(other.of == saga.id for other in state.sagas.values()):
+        raise Refused("Somebody is undoing this saga now.", next="Run `amends ps`.", code="saga_busy")
+    return drafts
+
+
+def planned(kit: AgentKit, drafts: Sequence[Draft], saga: str) -> RollbackReport:
+    """What unwinding would do: the facts on an Overlay, every compensation taken as done, nothing called."""
+    overlay = Overlay(kit.log)
+    overlay.commit(lambda state, now: drafts)
+    return pretend(overlay, saga)
+
+
+def pretend(overlay: Overlay, root: str) -> RollbackReport:
+    """Unwind a family on an Overlay: each inverse is taken to succeed, each probe to say nothing."""
+    state: State = overlay.view
+    found = state.sagas[root]
+    order: list[Any] = []
+    for saga in state.family(found):
+        for step in saga.steps.values():
+            if not orphaned(step) and step.inv not in ("", "none", "human") and step.state in (DONE, UNKNOWN):
+                order.append((step.ended_seq or step.seq, saga, step))
+    for _, saga, step in sorted(order, key=lambda item: item[0], reverse=True):
+        common = {"saga": saga.id, "step": step.number, "fence": saga.fence}
+        overlay.commit(
+            lambda state, now, common=common, step=step: (
+                fact("undo.intended", handler=step.handler, key="dry-run", **common),
+                fact("undo.done", out="done", **common),
+            )
+        )
+    report = RollbackReport(state.family(found), "dry run")
+    for saga in report.sagas:
+        saga.phase = UNWINDING
+    return report
+
+
+def _random_id() -> str:
+    return base64.b32encode(os.urandom(17)).decode().lower()[:26]
+
+
+def undo_landed(kit: AgentKit, made: Run) -> None:
+    """An effect landed after everybody stopped waiting: if its saga is unwound and nobody drives it, see to it."""
+    engine = kit.engine
+    saga = engine.state.sagas.get(made.id)
+    if saga is not None:
+        root = engine.state.root(saga)
+        if root.id in engine.runs or root.phase != UNWINDING or root.driver:
+            return
+        engine.log.commit(take(engine, root.id, "", "landed"))
+        run(unwind(BLOCKING, engine, root.id, kit.reach(made)))
+
+
+def follow_landed(kit: AgentKit, made: Run, number: int, landing: Draft) -> RollbackReport | None:
+    """The saga of a late effect has ended: open its follow-up with that one step and unwind it."""
+    past = replay(record.entry for record in kit.log.thread(made.id))
+    step = past.steps.get(number) if past else None
+    if past is None or step is None or past.out not in ("compensated", "refused"):
+        return None
+    if landing.fields.get("out") != "done" or step.state not in ("compensated", "failed"):
+        return None
+    new = _random_id()
+    draft = carry(kit.log, past, step, new, 1, late=step.state == "compensated")
+    if landing.openings and landing.fields.get("inv"):
+        draft.openings = _only_compensation(landing.openings[0])
+        draft.fields |= {name: landing.fields[name] for name in ("inv", "handler", "again") if name in landing.fields}
+    drafts = [
+        fact("saga.opened", saga=new, fence=1, driver=kit.engine.driver, of=past.id, up=True),
+        draft,
+        fact("saga.unwinding", saga=new, fence=1, why="landed", up=True),
+    ]
+    kit.log.commit(lambda state, now: drafts)
+    if (made.id, number) in made.live:
+        made.live[new, number] = made.live[made.id, number]
+    kit.engine.runs[new] = made
+    try:
+        return run(unwind(BLOCKING, kit.engine, new, kit.reach(made)))
+    finally:
+        kit.engine.runs.pop(new, None)
+
+
+def _only_compensation(opening: bytes) -> tuple[bytes, ...]:
+    fields = msgspec.json.decode(opening, type=dict[str, msgspec.Raw])
+    return (body(compensation=bytes(fields["compensation"])),) if "compensation" in fields else ()

@@ -1,0 +1,317 @@
+"""The one object most users need: this device's log, held by this process, with tools, scopes and a queue for people.
+
+`AgentKit()` opens the device's file (`AMENDS_HOME`, else the platform's data folder). `AgentKit.in_memory()` promises
+nothing beyond this process and is asked for by name. A forked child forgets what its parent drives.
+"""
+
+from __future__ import annotations
+
+import atexit
+import base64
+import hmac
+import os
+import sys
+import threading
+import weakref
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from ..store.driver import Driver, alive, describe
+from ..store.home import Home
+from ..store.identity import open_log
+from ..store.log import Log, MemoryLog
+from .current import CURRENT
+from .drive import BLOCKING, run
+from .engine import Engine, Run
+from .hosts import Hosts
+from .pool import SHARED
+from .reach import LiveReach
+from .report import RollbackReport
+from .state import State
+from .tools import registered
+
+if TYPE_CHECKING:
+    from ..store.chain import Draft
+    from .perform import Call
+
+NOT_CLAIMED = (
+    "An effect that happens is happening once only if the other side honours the idempotency key.",
+    "An effect that lands later than its settle time and has no probe stands until somebody looks.",
+    "A tool that raises anything but a timeout, a broken connection or a 5xx is believed: it did not happen.",
+    "A reversible step whose inverse lives in memory dies with its process.",
+    "Whoever can write the home folder is the device.",
+)
+
+
+class AgentKit:
+    """A process's hold on one device log.
+
+    home: the folder; AMENDS_HOME or the platform's by default. recover: undo what dead agents left, first.
+    """
+
+    _default: AgentKit | None = None
+    _lock = threading.Lock()
+    _all: weakref.WeakSet[AgentKit] = weakref.WeakSet()
+
+    def __init__(
+        self,
+        name: str = "agent",
+        *,
+        home: str | os.PathLike[str] | None = None,
+        recover: bool = False,
+        warn: Callable[[str], None] | None = None,
+    ) -> None:
+        self.name = name
+        self.home: Home | None = Home(Home.find(home))
+        log = open_log(self.home, State(), warn=warn)
+        identity = log.identity
+        self._hold(log, identity.hide, identity.fingerprint, _configured(self.home))
+        self.dead = _dead_sagas(self)
+        if recover and self.dead:
+            from .daemon import recover_dead
+
+            recover_dead(self)
+            self.dead = _dead_sagas(self)
+        if self.dead:
+            count = len(self.dead)
+            sys.stderr.write(
+                f"amends: {count} saga{'s' if count > 1 else ''} of a dead agent wait{'' if count > 1 else 's'} to be "
+                "undone; run `amends recoverd --once`\n"
+            )
+
+    def _hold(
+        self, log: Log, hide: Callable[[str], str], fingerprint: Callable[[bytes], str], hosts: Hosts
+    ) -> None:
+        self.log, self.hosts = log, hosts
+        self._driver: Driver | None = None
+        self._memory_driver = _random_name()
+        self._again: dict[str, str | None] = {}
+        self.engine = Engine(log, driver=self._drives, hide=hide, fingerprint=fingerprint, known=self._known)
+        self.engine.after_landing = self._landed
+        AgentKit._all.add(self)
+        atexit.register(_close_quietly, weakref.ref(self))
+
+    @classmethod
+    def in_memory(cls, name: str = "agent", *, clock: Any = None) -> AgentKit:
+        """A kit whose log lives and dies with this process."""
+        kit = cls.__new__(cls)
+        kit.name, kit.home, kit.dead = name, None, []
+        secret = os.urandom(32)
+
+        def keyed(value: bytes) -> str:
+            return base64.b32encode(hmac.digest(secret, value, "sha256")).decode().lower()[:26]
+
+        view = State()
+        log = MemoryLog(view, clock=clock)
+        view.archive = log
+        kit._hold(log, lambda text: keyed(text.encode()), keyed, Hosts())
+        return kit
+
+    @classmethod
+    def default(cls) -> AgentKit:
+        """This process's kit on the device's own home, opened when first needed."""
+        with cls._lock:
+            if cls._default is None or cls._default._closed:
+                cls._default = cls()
+            return cls._default
+
+    # -- as a driver --------------------------------------------------------------------------------------------------
+
+    _closed = False
+
+    def _drives(self) -> str:
+        if self.home is None:
+            return self._memory_driver
+        if self._driver is None:
+            with AgentKit._lock_driver:
+                if self._driver is None:
+                    self._driver = Driver.start(self.home.run)
+        return self._driver.id
+
+    _lock_driver = threading.Lock()
+
+    def lives(self, driver: str) -> bool:
+        """Whether somebody holds the lock of this driver."""
+        if not driver:
+            return False
+        if self._driver is not None and driver == self._driver.id:
+            return False  # ourselves: what we still drive is in engine.runs
+        return self.home is not None and alive(self.home.run, driver)
+
+    def who(self, driver: str) -> str:
+        """A driver in words."""
+        if self.home is None or driver == (self._driver.id if self._driver else ""):
+            return "this process"
+        told = describe(self.home.run, driver)
+        return f"process {told.get('pid', '?')}{' (stopped)' if told.get('stopped') else ''}"
+
+    def _known(self, handler: str) -> str | None:
+        if handler not in self._again:
+            self._again[handler] = self.hosts.again(handler)
+        return self._again[handler]
+
+    def reach(self, made: Run | None = None) -> LiveReach:
+        """How this process runs compensations."""
+        return LiveReach(self.engine, self.hosts, made)
+
+    def _landed(self, made: Run, call: Call, untold: Draft | None) -> None:
+        """A late effect ended. untold: the fact that its saga, having ended, could not take."""
+        from .followup import follow_landed, undo_landed
+
+        if untold is None:
+            undo_landed(self, made)
+        else:
+            follow_landed(self, made, call.number, untold)
+
+    # -- tools and scopes ---------------------------------------------------------------------------------------------
+
+    def safe_tool(
+        self, fn: Callable[..., Any], *, semantics: Any, name: str | None = None, **options: Any
+    ) -> Callable[..., Any]:
+        """A function as a tool of this kit; options as `execute`. Inside a saga a call is a step."""
+        from .semantics import semantics_of
+        from .tools import check_name
+        from .wrap import wrapped
+
+        return wrapped(fn, check_name(name or fn.__name__, "tool"), {"semantics": semantics_of(semantics), **options})
+
+    def transaction(self, id: str | None = None, **options: Any) -> Any:
+        """`saga_scope` on this kit."""
+        from .scope import saga_scope
+
+        return saga_scope(id, kit=self, **options)
+
+    def undo(self, saga: str, *, by: str, reason: str, step: int | None = None, dry_run: bool = False) -> RollbackReport:
+        """Undo a committed saga later, as a follow-up saga. dry_run tells what would run and changes nothing."""
+        from .followup import undo_committed
+
+        return run(undo_committed(BLOCKING, self, saga, by=by, reason=reason, step=step, dry_run=dry_run))
+
+    # -- for people ---------------------------------------------------------------------------------------------------
+
+    def inbox(self) -> list[dict[str, Any]]:
+        """Everything that needs a person, oldest first (keys: PROMISES 12.1)."""
+        from .inbox import items
+
+        return items(self)
+
+    def approve(self, item: str, *, by: str, note: str = "") -> None:
+        """Let an irreversible step happen. Raises NotFound, Refused if it was decided already."""
+        from .inbox import answer
+
+        answer(self, item, "approved", by, note)
+
+    def deny(self, item: str, *, by: str, note: str = "") -> None:
+        """Keep an irreversible step from happening."""
+        from .inbox import answer
+
+        answer(self, item, "denied", by, note)
+
+    def accept(self, item: str, *, by: str, reason: str) -> None:
+        """Account for what stands, in a person's name."""
+        from .inbox import accept
+
+        accept(self, item, by, reason)
+
+    def retry(self, item: str, *, by: str = "") -> RollbackReport:
+        """Try an escalated saga again from where it stopped."""
+        from .inbox import retry
+
+        return retry(self, item, by)
+
+    def guarantees(self) -> Mapping[str, Any]:
+        """What holds here, as data: versioned, with what is not claimed."""
+        return {
+            "version": 1,
+            "durable": self.home is not None,
+            "survives": self._survives(),
+            "barriers": {"strict": "2n+1 commits", "merged": "n+1 commits, never for IRREVERSIBLE"},
+            "handlers": {name: bool(handler.again) for name, handler in sorted(registered().items())},
+            "not_claimed": list(NOT_CLAIMED),
+        }
+
+    def _survives(self) -> str:
+        if self.home is None:
+            return "nothing: this log lives in memory"
+        if getattr(self.home, "volatile", False):
+            return "kill, until reboot (the home is in memory)"
+        return "kill and power cut, as far as the disk is honest"
+
+    def status(self) -> dict[str, Any]:
+        """What runs and what waits; `readable` is False when it could not be read."""
+        try:
+            self.log.refresh()
+            roots = list(self.engine.state.roots())
+        except Exception as error:
+            return {"readable": False, "error": str(error)}
+        return {
+            "readable": True,
+            "home": str(self.home.path) if self.home else None,
+            "records": self.log.size,
+            "open": len(roots),
+            "dead": [saga.id for saga in roots if saga.driver and not self.holds(saga.driver)],
+            "escalated": sum(1 for saga in roots if saga.escalated),
+            "waiting": len(self.inbox()),
+            "pool_saturated": SHARED.saturated,
+        }
+
+    def holds(self, driver: str) -> bool:
+        """Whether a driver is alive, ourselves included."""
+        return driver == (self._driver.id if self._driver else self._memory_driver) or self.lives(driver)
+
+    def close(self) -> None:
+        """Sign and anchor the head, let go of the driver's lock. Open sagas become the daemon's."""
+        if self._closed:
+            return
+        self._closed = True
+        try:
+            self.log.close()
+        finally:
+            self.hosts.close()
+            if self._driver is not None:
+                self._driver.release()
+                self._driver = None
+
+    def __enter__(self) -> AgentKit:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    def _forked(self) -> None:
+        self._driver = None
+        self._memory_driver = _random_name()
+        self.engine.runs.clear()
+
+
+def _random_name() -> str:
+    return base64.b32encode(os.urandom(17)).decode().lower()[:26]
+
+
+def _configured(home: Home) -> Hosts:
+    from .handlers_file import load
+
+    return Hosts(configured=load(home.handlers).specs)
+
+
+def _dead_sagas(kit: AgentKit) -> list[str]:
+    return [saga.id for saga in kit.engine.state.roots() if saga.driver and not kit.holds(saga.driver)]
+
+
+def _close_quietly(kit: Callable[[], AgentKit | None]) -> None:
+    held = kit()
+    if held is not None and not held._closed:
+        held.close()
+
+
+def _in_child() -> None:
+    """After a fork: the parent's sagas, locks and context are the parent's."""
+    CURRENT.set(None)
+    AgentKit._lock = threading.Lock()
+    AgentKit._lock_driver = threading.Lock()
+    for kit in list(AgentKit._all):
+        kit._forked()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_in_child)

@@ -1,0 +1,182 @@
+"""What became of a saga, as a function of its state: every step in exactly one bucket, and clean only if nothing stands.
+
+The same words serve the exception that leaves a scope, `show`, `ps` and the inbox.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from .saga import ENDED, JOINED, RUNNING, SUSPENDED, UNWINDING, Saga, orphaned
+from .step import (
+    ACCEPTED,
+    APPROVED,
+    COMPENSATED,
+    DONE,
+    FAILED,
+    INTENDED,
+    REFUSED,
+    STUCK,
+    UNDO_LOST,
+    UNDOING,
+    UNKNOWN,
+    WAITING,
+    Step,
+)
+
+REASONS = {
+    "orphaned": ("It stands, and nothing that was declared can undo it.", ("accept",)),
+    "irreversible": ("It is irreversible and stands.", ("accept",)),
+    "human_task": ("A person has to undo it.", ("accept",)),
+    "unknown_without_inverse": ("Nobody knows whether it happened, and no inverse was declared.", ("accept",)),
+    "cannot_tell": ("Its probe cannot tell whether it happened.", ("retry", "accept")),
+    "compensation_failed": ("Its compensation failed.", ("retry", "accept")),
+    "undo_answer_lost": ("The answer of its compensation was lost, and it may not be run twice.", ("accept", "retry")),
+    "no_handler": ("No host on this device can run its compensation.", ("retry", "accept")),
+    "closure": ("Its compensation lived only in the process that died.", ("accept",)),
+    "unreadable": ("Its compensation cannot be read from the log.", ("accept",)),
+}
+"""Why a step needs a person, and the verbs that settle it."""
+
+
+class StepView(NamedTuple):
+    """One step for people: `state` is one of the words of PROMISES 12.1."""
+
+    saga: str
+    step: int
+    tool: str
+    semantics: str
+    state: str
+    attempts: int
+    idempotency_key: str
+    handler: str
+    why: str = ""
+
+
+_SHOWN = {
+    WAITING: "waiting", APPROVED: "waiting", INTENDED: "intended", DONE: "done", FAILED: "failed",
+    UNKNOWN: "unknown", REFUSED: "refused", UNDOING: "done", UNDO_LOST: "done", COMPENSATED: "compensated",
+    STUCK: "compensation_failed", ACCEPTED: "accepted",
+}  # fmt: skip
+
+
+def step_view(saga: Saga, step: Step) -> StepView:
+    """A step in the words of the report; what stands without an inverse in a saga that unwinds is `orphaned`."""
+    shown = _SHOWN[step.state]
+    why = saga.escalated.get(step.number, "")
+    if saga.phase in (UNWINDING, ENDED) and saga.out != "committed" and step.state == DONE and orphaned(step):
+        shown = "orphaned"
+    elif why == "undo_answer_lost":
+        shown = "compensation_failed"
+    return StepView(
+        saga.id, step.number, step.tool, step.sem, shown, step.attempts, step.key, step.handler, why
+    )
+
+
+def standing(saga: Saga) -> list[Step]:
+    """Steps whose effect stands (or may) without being accounted for: none in a committed saga, or while it runs."""
+    if saga.out in ("committed", "continued") or saga.phase in (RUNNING, JOINED):
+        return [step for step in saga.steps.values() if step.state == UNKNOWN and saga.phase != RUNNING]
+    return [
+        step
+        for step in saga.steps.values()
+        if step.state in (INTENDED, DONE, UNKNOWN, UNDOING, UNDO_LOST, STUCK) or step.late
+    ]
+
+
+class RollbackReport:
+    """What a rollback did. Buckets are lists of StepView; `clean` is true only if nothing stands."""
+
+    def __init__(self, family: Iterable[Saga], cause: str = "") -> None:
+        self.sagas = list(family)
+        self.saga = self.sagas[0].id if self.sagas else ""
+        self.cause = cause
+        pairs = [(saga, step) for saga in self.sagas for step in saga.steps.values()]
+        self.steps = [step_view(saga, step) for saga, step in sorted(pairs, key=lambda pair: pair[1].seq)]
+        self._standing = [step for saga in self.sagas for step in standing(saga)]
+
+    def _in(self, *states: str) -> list[StepView]:
+        return [step for step in self.steps if step.state in states]
+
+    @property
+    def done(self) -> list[StepView]:
+        """Happened and stands: left for later because an unwinding halted before it, or committed."""
+        return self._in("done")
+
+    @property
+    def compensated(self) -> list[StepView]:
+        return self._in("compensated")
+
+    @property
+    def failed(self) -> list[StepView]:
+        """Compensations that failed."""
+        return self._in("compensation_failed")
+
+    @property
+    def not_happened(self) -> list[StepView]:
+        return self._in("failed", "refused")
+
+    @property
+    def orphaned(self) -> list[StepView]:
+        return self._in("orphaned")
+
+    @property
+    def unknown(self) -> list[StepView]:
+        return self._in("unknown", "intended")
+
+    @property
+    def accepted(self) -> list[StepView]:
+        return self._in("accepted")
+
+    @property
+    def unresolved(self) -> list[StepView]:
+        """Everything that still stands or may: done, failed compensations, orphans, unknowns."""
+        return [*self.done, *self.failed, *self.orphaned, *self.unknown]
+
+    @property
+    def halted(self) -> bool:
+        """Whether the unwinding stopped at a step that needs a person."""
+        return any(saga.escalated for saga in self.sagas)
+
+    @property
+    def clean(self) -> bool:
+        return not self._standing
+
+    @property
+    def outcome(self) -> str:
+        return self.sagas[0].out or outcome(self.sagas[0], lives=True) if self.sagas else "compensated"
+
+    def summary(self) -> str:
+        """One line for people."""
+        counts = [
+            (len(self.compensated), "compensated"),
+            (len(self.not_happened), "never happened"),
+            (len(self.accepted), "accepted"),
+            (len(self.failed), "compensation failed"),
+            (len(self.orphaned), "standing without an inverse"),
+            (len(self.unknown), "unknown"),
+            (len(self.done), "left standing"),
+        ]
+        told = ", ".join(f"{count} {what}" for count, what in counts if count)
+        return f"{'Clean' if self.clean else 'Not clean'}: {told or 'nothing had happened'}."
+
+    def __repr__(self) -> str:
+        return f"<RollbackReport {self.summary()}>"
+
+
+def outcome(saga: Saga, *, lives: bool) -> str:
+    """The word of PROMISES 12.1 for a saga. lives: whether the lock of its driver is held."""
+    if saga.phase == ENDED:
+        return "committed" if saga.out == "continued" else saga.out
+    if saga.phase == SUSPENDED:
+        return "suspended"
+    if saga.escalated and not (lives and saga.driver):
+        return "escalated"
+    if saga.driver and not lives:
+        return "interrupted"
+    if saga.phase == UNWINDING:
+        return "unwinding" if saga.driver else "interrupted"
+    if not saga.driver:
+        return "interrupted"
+    return "waiting" if any(step.state in (WAITING, APPROVED) for step in saga.steps.values()) else "running"

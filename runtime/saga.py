@@ -1,0 +1,151 @@
+"""The view of sagas: steps, owner and fence, family and fate, folded from their facts and from nothing else.
+
+Open sagas live in the fold; ended ones are folded again from their own entries when somebody asks (`replay`).
+A saga and the sagas inside it are a *family* with one fate: the root's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+import msgspec
+
+from ..store.entry import Entry
+from ..store.errors import Illegal
+from .step import COMPENSATED, DONE, FAILED, REFUSED, UNKNOWN, Step, advance
+
+RUNNING, SUSPENDED, UNWINDING, JOINED, ENDED = "running", "suspended", "unwinding", "joined", "ended"
+
+
+class Saga(msgspec.Struct, array_like=True):
+    """One saga as folded. driver "" means that nobody drives it. escalated: step number (0 the saga) -> reason.
+
+    opened_seq, opened_at (microseconds): its first fact. idle_lived: lived milliseconds of its last change of hands.
+    """
+
+    id: str
+    opened_seq: int
+    opened_at: int
+    fence: int
+    driver: str
+    phase: str = RUNNING
+    parent: str = ""
+    of: str = ""
+    on_crash: str = ""
+    on_failure: str = ""
+    within_ms: int = 0
+    why: str = ""
+    out: str = ""
+    idle_lived: int = 0
+    ended_at: int = 0
+    steps: dict[int, Step] = {}
+    escalated: dict[int, str] = {}
+    barrier: int = 0
+
+
+def opened(entry: Entry, lived: int) -> Saga:
+    """The saga that its first fact opens."""
+    return Saga(
+        entry.saga, entry.seq, entry.at, entry.fence, entry.driver, RUNNING, entry.parent, entry.of,
+        entry.on_crash, entry.on_failure, entry.within_ms, idle_lived=lived, steps={}, escalated={},
+    )  # fmt: skip
+
+
+def _taken(saga: Saga, entry: Entry, lived: int) -> None:
+    if entry.fence != saga.fence + 1:
+        raise Illegal(f"A takeover raises the fence by one: {saga.fence} to {entry.fence}.")
+    saga.fence, saga.driver, saga.idle_lived = entry.fence, entry.driver, lived
+    if entry.why == "resume":
+        saga.phase = RUNNING
+    if entry.why in ("retry", "resume", "undo"):
+        saga.escalated = {}
+
+
+def _released(saga: Saga, entry: Entry, lived: int) -> None:
+    saga.driver, saga.idle_lived = "", lived
+
+
+def _suspended(saga: Saga, entry: Entry, lived: int) -> None:
+    _from(saga, entry, RUNNING)
+    saga.phase, saga.driver, saga.idle_lived, saga.why = SUSPENDED, "", lived, entry.why
+
+
+def _unwinding(saga: Saga, entry: Entry, lived: int) -> None:
+    _from(saga, entry, RUNNING, SUSPENDED, JOINED, UNWINDING)
+    if saga.phase != UNWINDING:
+        saga.why = entry.why
+    saga.phase = UNWINDING
+
+
+def _joined(saga: Saga, entry: Entry, lived: int) -> None:
+    _from(saga, entry, RUNNING)
+    if not saga.parent:
+        raise Illegal("Only a saga inside another one joins.")
+    saga.phase = JOINED
+
+
+def _escalated(saga: Saga, entry: Entry, lived: int) -> None:
+    if entry.step and entry.step not in saga.steps:
+        raise Illegal(f"There is no step {entry.step} to escalate.")
+    saga.escalated[entry.step] = entry.why
+
+
+def _ended(saga: Saga, entry: Entry, lived: int) -> None:
+    saga.phase, saga.out, saga.ended_at, saga.driver = ENDED, entry.out, entry.at, ""
+
+
+def _from(saga: Saga, entry: Entry, *phases: str) -> None:
+    if saga.phase not in phases:
+        raise Illegal(f"{entry.kind} cannot follow {saga.phase}.")
+
+
+HANDS: dict[str, Callable[[Saga, Entry, int], None]] = {
+    "saga.taken": _taken,
+    "saga.released": _released,
+    "saga.suspended": _suspended,
+    "saga.unwinding": _unwinding,
+    "saga.joined": _joined,
+    "saga.escalated": _escalated,
+    "saga.ended": _ended,
+}
+
+_EFFECTS = frozenset({"step.asked", "step.intended", "step.attempted", "saga.joined"})
+"""What only a running saga may do."""
+
+
+def apply(saga: Saga, entry: Entry, lived: int) -> None:
+    """Take one later fact into its saga; raises Illegal and changes nothing if the tables do not allow it."""
+    if saga.phase == ENDED:
+        raise Illegal("Nothing follows the end of a saga.")
+    hand = HANDS.get(entry.kind)
+    if entry.fence and entry.fence != saga.fence and entry.kind != "saga.taken":
+        raise Illegal(f"A fact made under fence {entry.fence} meets fence {saga.fence}.")
+    if hand:
+        hand(saga, entry, lived)
+    elif entry.step:
+        if entry.kind in _EFFECTS and saga.phase != RUNNING:
+            raise Illegal(f"No new effect in a saga that is {saga.phase}.")
+        saga.steps[entry.step] = advance(saga.steps.get(entry.step), entry, lived)
+        if entry.kind in ("step.accepted", "undo.done", "step.answered") or entry.kind == "step.probed":
+            saga.escalated.pop(entry.step, None)
+
+
+def replay(entries: Iterable[Entry]) -> Saga | None:
+    """The saga that its own entries tell, ended ones included; None if there are none."""
+    saga: Saga | None = None
+    for entry in entries:
+        if saga is None:
+            saga = opened(entry, 0)
+        else:
+            apply(saga, entry, 0)
+    return saga
+
+
+def orphaned(step: Step) -> bool:
+    """It happened (or may have), and nothing that is declared can undo it."""
+    return step.state in (DONE, UNKNOWN) and step.inv in ("", "none")
+
+
+def settled(step: Step) -> bool:
+    """Nothing of it stands, for all we know and can know."""
+    return step.state in (COMPENSATED, FAILED, REFUSED) and not step.late

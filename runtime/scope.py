@@ -1,0 +1,744 @@
+"""A scope is a saga: leave it well and everything stands, leave it badly and everything is undone.
+
+`with` and `async with` are equals. The body's steps share one fate; a scope inside a scope shares the outer one's.
+An exception unwinds first and then leaves as `SagaAborted`; a cancellation, Ctrl-C or exit unwinds and leaves as
+itself, with `.saga_report`. Leaving well with a step that nobody knows about aborts: an unknown cannot be committed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import functools
+import inspect
+import os
+import signal
+import sys
+import threading
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from types import TracebackType
+from typing import Any
+
+import msgspec
+
+from ..store.chain import Decide, Draft
+from ..store.clock import Now
+from ..store.errors import AmendsError, BadValue, Fenced, Refused
+from .current import CURRENT, current_saga, outside
+from .drive import BLOCKING, LOOPING, Drive, run
+from .engine import Engine, ResumeConflict, Run, execute, suspend, unserved
+from .facts import body, fact
+from .kit import AgentKit
+from .openings import raw_fields, served_steps
+from .perform import Call, ask
+from .report import RollbackReport, outcome
+from .saga import ENDED, JOINED, RUNNING, SUSPENDED, Saga
+from .semantics import SEMANTICS, semantics_of
+from .state import State
+from .step import UNKNOWN
+from .tools import ONCE, Compensation, Fallback, RetryPolicy, bound, check_name
+from .unwind import take, unwind
+from .values import Secret, decode, encode, secret_names
+
+RESUME_WITHIN = 24 * 3600.0
+STOP_GRACE = 2.0
+"""Seconds that steps still in flight get to stop before an unwinding goes on without them."""
+
+
+class SagaAborted(AmendsError):
+    """The scope was left by an exception and has been unwound. `cause` is that exception, `report` says what stands."""
+
+    code = "saga_aborted"
+    exit = 1
+
+    def __init__(self, cause: BaseException, report: RollbackReport) -> None:
+        super().__init__(f"{type(cause).__name__}: {cause}. {report.summary()}", code="saga_aborted")
+        self.cause, self.report = cause, report
+
+
+class Unsettled(AmendsError):
+    """The scope was left well, but nobody knows whether a step happened."""
+
+    code = "unsettled_step"
+    exit = 3
+
+
+class Plan:
+    """What a scope was asked to be, before it is open."""
+
+    def __init__(
+        self,
+        id: str | None,
+        name: str | None,
+        kit: AgentKit | None,
+        on_crash: str,
+        resume_within: float,
+        barriers: str,
+        on_compensation_failure: str,
+        restart: str | None,
+        restart_reason: str,
+        unwind_on_sigterm: bool,
+    ) -> None:
+        _one_of("on_crash", on_crash, ("unwind", "resume"))
+        _one_of("barriers", barriers, ("strict", "merged"))
+        _one_of("on_compensation_failure", on_compensation_failure, ("halt", "continue"))
+        if id is not None and (not isinstance(id, str) or not id or len(id) > 1024):
+            raise BadValue(f"A saga id is text of 1 to 1024 characters; this is {id!r}.")
+        if on_crash == "resume" and id is None:
+            raise BadValue("on_crash='resume' needs an id.", next='Write saga_scope(id="order-42", on_crash="resume").')
+        self.id, self.name, self.kit = id, name, kit
+        self.on_crash, self.within, self.barriers = on_crash, resume_within, barriers
+        self.on_failure, self.restart, self.reason = on_compensation_failure, restart, restart_reason
+        self.on_sigterm = unwind_on_sigterm
+
+
+def _one_of(name: str, value: str, allowed: tuple[str, ...]) -> None:
+    if value not in allowed:
+        raise BadValue(f"{name}={value!r}: one of {', '.join(allowed)} is asked.")
+
+
+class saga_scope:  # noqa: N801  (a context manager reads as a word)
+    """Open a saga for the block: `with saga_scope(id=…) as saga:` or `async with`.
+
+    id: makes the saga resumable and unrepeatable. name: for people. kit: an AgentKit; the device's own by default.
+    on_crash: `unwind` or `resume` (recovery leaves it for resume_within seconds). barriers: `strict` or `merged`.
+    restart: a named person who lets an ended id run again. Raises Refused for an id that is busy, finished or undone.
+    """
+
+    def __init__(
+        self,
+        id: str | None = None,
+        *,
+        name: str | None = None,
+        kit: AgentKit | None = None,
+        on_crash: str = "unwind",
+        resume_within: float = RESUME_WITHIN,
+        barriers: str = "strict",
+        on_compensation_failure: str = "halt",
+        restart: str | None = None,
+        restart_reason: str = "",
+        unwind_on_sigterm: bool = False,
+    ) -> None:
+        self._plan = Plan(
+            id, name, kit, on_crash, resume_within, barriers, on_compensation_failure, restart, restart_reason,
+            unwind_on_sigterm,
+        )  # fmt: skip
+        self._open: Opened | None = None
+
+    def __enter__(self) -> SyncSaga:
+        _warn_if_loop()
+        self._open = run(_enter(BLOCKING, self._plan, SyncSaga))
+        handle = self._open.handle
+        assert isinstance(handle, SyncSaga)
+        return handle
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        opened = self._take()
+        if kind is not None and error is None:
+            error = kind()
+        _leave_blocking(opened, error)
+
+    async def __aenter__(self) -> AsyncSaga:
+        self._open = await _enter(LOOPING, self._plan, AsyncSaga)
+        handle = self._open.handle
+        assert isinstance(handle, AsyncSaga)
+        return handle
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        opened = self._take()
+        await _shielded(opened, _leave(LOOPING, opened, error), error)
+
+    def _take(self) -> Opened:
+        opened, self._open = self._open, None
+        if opened is None:
+            raise BadValue("This scope is not open.", next="Make a new saga_scope for each block.")
+        opened.close_context()
+        return opened
+
+
+_WARNED_LOOP = False
+
+
+def _warn_if_loop() -> None:
+    global _WARNED_LOOP
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return
+    if not _WARNED_LOOP:
+        _WARNED_LOOP = True
+        sys.stderr.write("amends: a sync saga on a thread whose event loop is running blocks that loop; use `async with`\n")
+
+
+# ---- opening ---------------------------------------------------------------------------------------------------------
+
+
+class Opened:
+    """An open scope: its run, its handle, and what has to be put back when it closes."""
+
+    def __init__(self, plan: Plan, kit: AgentKit, handle: Handle) -> None:
+        self.plan, self.kit, self.handle = plan, kit, handle
+        self._token = CURRENT.set(handle)
+        self._sigterm = _catch_sigterm() if plan.on_sigterm else None
+
+    @property
+    def run(self) -> Run:
+        """The run that the handle holds now: `continue_as_new` puts another in its place."""
+        return self.handle._run
+
+    def close_context(self) -> None:
+        try:
+            CURRENT.reset(self._token)
+        except ValueError:  # closed in another context than it was opened in (a generator that moved)
+            CURRENT.set(None)
+        if self._sigterm is not None:
+            signal.signal(signal.SIGTERM, self._sigterm)
+
+
+def _catch_sigterm() -> Any:
+    if threading.current_thread() is not threading.main_thread():
+        raise BadValue("unwind_on_sigterm=True works on the main thread only.")
+
+    def stop(number: int, frame: Any) -> None:
+        raise SystemExit(128 + number)
+
+    return signal.signal(signal.SIGTERM, stop)
+
+
+async def _enter(drive: Drive, plan: Plan, kind: type[SyncSaga] | type[AsyncSaga]) -> Opened:
+    if os.environ.get("AMENDS_HANDLER_HOST"):
+        raise Refused("A handler host opens no saga.", next="Guard the script with if __name__ == '__main__'.",
+                      code="in_handler_host")  # fmt: skip
+    outer = current_saga()
+    kit = plan.kit or (outer.kit if outer is not None else AgentKit.default())
+    engine = kit.engine
+    parent = outer._run if outer is not None and outer._run.engine is engine and outer._run.id in engine.runs else None
+    made = await _find_or_make(drive, plan, kit, engine, parent)
+    engine.runs[made.id] = made
+    return Opened(plan, kit, kind(kit, made))
+
+
+async def _find_or_make(drive: Drive, plan: Plan, kit: AgentKit, engine: Engine, parent: Run | None) -> Run:
+    if plan.id is None and parent is None:
+        return _fresh(plan, engine, _random_id(), None, "")
+    if plan.id is not None:
+        base = plan.id
+    else:
+        assert parent is not None
+        with parent.lock:
+            parent.calls["saga"] = k = parent.calls.get("saga", 0) + 1
+        base = f"{parent.id}/{plan.name or 'saga'}/{k}"
+    engine.log.refresh()
+    past, header, earlier = _latest(engine, base)
+    if past is None:
+        return _fresh(plan, engine, header, parent, "")
+    if plan.restart is not None and past.phase == ENDED:
+        return _fresh(plan, engine, earlier, parent, past.id)
+    return await _again(drive, plan, kit, engine, past, parent)
+
+
+def _latest(engine: Engine, name: str) -> tuple[Saga | None, str, str]:
+    """The newest generation of a name, the header id for a first one, and the id for one after the newest."""
+    newest: Saga | None = None
+    for generation in range(1 << 16):
+        header = engine.hide(name if generation == 0 else f"{name}\0{generation}")
+        found = engine.state.past(header)
+        if found is None:
+            return newest, header, header
+        newest = found
+    raise Refused(f"Saga {name!r} was restarted too often.", next="Use another id.")
+
+
+def _random_id() -> str:
+    return base64.b32encode(os.urandom(17)).decode().lower()[:26]
+
+
+def _fresh(plan: Plan, engine: Engine, header: str, parent: Run | None, of: str) -> Run:
+    opening = fact(
+        "saga.opened",
+        body(
+            name=encode(plan.id) if plan.id is not None else b"",
+            label=encode(plan.name) if plan.name else b"",
+            by=encode(plan.restart) if of and plan.restart else b"",
+            reason=encode(plan.reason) if of and plan.reason else b"",
+        )
+        if plan.id is not None or plan.name
+        else b"",
+        saga=header,
+        fence=1,
+        driver=engine.driver,
+        parent=parent.id if parent else "",
+        of=of,
+        on_crash="" if plan.on_crash == "unwind" else plan.on_crash,
+        on_failure="" if plan.on_failure == "halt" else plan.on_failure,
+        within_ms=int(plan.within * 1000) if plan.on_crash == "resume" else 0,
+        up=True,
+    )
+    return Run(engine, header, plan.id or header, opening=opening, parent=parent, merged=plan.barriers == "merged")
+
+
+async def _again(drive: Drive, plan: Plan, kit: AgentKit, engine: Engine, past: Saga, parent: Run | None) -> Run:
+    """An id that the log knows: serve it, take it up again, or say why not."""
+    name = plan.id or past.id
+    if past.phase == ENDED and past.out in ("committed", "continued"):
+        return _served(plan, engine, past, parent, finished=True)
+    if past.phase == ENDED:
+        raise Refused(
+            f"Saga {name} was undone ({past.out}).",
+            next="Pass restart=NAME to run it again, or use another id.",
+            code="saga_compensated",
+        )
+    if parent is not None and past.parent == parent.id and past.phase == JOINED and past.driver == engine.driver:
+        return _served(plan, engine, past, parent, finished=True)
+    if past.id in engine.runs or kit.lives(past.driver):
+        raise Refused(
+            f"Saga {name} is being run by {kit.who(past.driver)} since record {past.opened_seq}.",
+            next="Wait for it, or use another id.",
+            code="saga_busy",
+        )
+    if past.phase not in (RUNNING, SUSPENDED, JOINED) or past.escalated:
+        raise Refused(
+            f"Saga {name} is {outcome(past, lives=False)}: what it did is being undone.",
+            next=f"Run `amends show {name}`.",
+            code="saga_unwinding",
+        )
+    if past.on_crash != "resume" and not (parent is not None and past.parent == parent.id):
+        raise Refused(
+            f"Saga {name} died; recovery undoes it.",
+            next=f"Run `amends recoverd --once`, then `amends show {name}`.",
+            code="saga_crashed",
+        )
+    root = engine.state.root(past)
+    await drive.commit(engine.log, take(engine, root.id, root.driver, "resume"))
+    return _served(plan, engine, engine.state.sagas[past.id], parent, finished=False)
+
+
+def _served(plan: Plan, engine: Engine, past: Saga, parent: Run | None, *, finished: bool) -> Run:
+    made = Run(
+        engine, past.id, plan.id or past.id, opening=None, parent=parent, fence=past.fence,
+        merged=plan.barriers == "merged", found=past,
+    )  # fmt: skip
+    made.finished = finished
+    made.served = served_steps(engine.log, past.id)
+    return made
+
+
+# ---- leaving ---------------------------------------------------------------------------------------------------------
+
+
+def _leave_blocking(opened: Opened, error: BaseException | None) -> None:
+    if isinstance(error, KeyboardInterrupt):
+        sys.stderr.write(f"amends: undoing saga {opened.run.name}; Ctrl-C again leaves it to the daemon\n")
+    try:
+        run(_leave(BLOCKING, opened, error))
+    except KeyboardInterrupt:
+        _let_go(opened)
+        raise
+
+
+async def _shielded(opened: Opened, leaving: Coroutine[Any, Any, None], error: BaseException | None) -> None:
+    """A cancelled task does not abandon a rollback: it is waited for, and the cancellation told afterwards."""
+    task = asyncio.ensure_future(leaving)
+    cancelled: asyncio.CancelledError | None = None
+    while not task.done():
+        try:
+            await asyncio.shield(task)
+        except asyncio.CancelledError as stop:
+            if task.cancelled():
+                _let_go(opened)
+                raise
+            cancelled = stop
+        except BaseException:
+            if not task.done():
+                raise
+    if cancelled is not None and error is None and task.exception() is None:
+        raise cancelled
+    task.result()
+
+
+def _let_go(opened: Opened) -> None:
+    """Leave an unwinding to the daemon, though this process may live on."""
+    engine, name = opened.run.engine, opened.run.id
+
+    def decide(state: State, now: Now) -> Sequence[Draft]:
+        saga = state.sagas.get(name)
+        if saga is None or saga.driver != engine.driver:
+            return ()
+        return [fact("saga.released", saga=m.id, fence=m.fence) for m in state.family(saga)]
+
+    engine.runs.pop(name, None)
+    engine.log.append(decide)
+
+
+async def _leave(drive: Drive, opened: Opened, error: BaseException | None) -> None:
+    made = opened.run
+    engine = made.engine
+    try:
+        if made.broken is not None and (error is None or error is made.broken):
+            raise made.broken
+        if isinstance(error, (Fenced, ResumeConflict)) or made.finished:
+            return
+        if error is None:
+            error = await _finish(drive, opened)
+            if error is None:
+                return
+        report = await roll_back(drive, opened.kit, made, error)
+    finally:
+        engine.runs.pop(made.id, None)
+    if isinstance(error, Exception):
+        raise SagaAborted(error, report) from error
+    error.saga_report = report  # type: ignore[attr-defined]
+
+
+async def _finish(drive: Drive, opened: Opened) -> BaseException | None:
+    """Commit the scope. Returns why it cannot be committed."""
+    made = opened.run
+    left = unserved(made)
+    if left:
+        told = f"Saga {made.name}: its log has the step {left[0][0]} {left[0][2]}, which this run never called."
+        await suspend(drive, made, ResumeConflict(told, next="Run it with the code it began with."))
+    await _probe_unknown(drive, made)
+    saga = made.saga(made.engine.state)
+    unknown = [step for step in saga.steps.values() if step.state == UNKNOWN] if saga else []
+    if unknown:
+        return Unsettled(f"Nobody knows whether {unknown[0].tool} happened.", next="Declare probe= for it.")
+    await drive.commit(made.engine.log, _conclusion(made, opened.handle._result))
+    return None
+
+
+async def _probe_unknown(drive: Drive, made: Run) -> None:
+    saga = made.saga(made.engine.state)
+    for step in list(saga.steps.values()) if saga else []:
+        probe = made.probes.get((made.id, step.number))
+        if step.state == UNKNOWN and probe is not None and step.settled != "cannot_tell":
+            said = await ask(drive, *probe)
+            opening = body(note=encode(said.note)) if said.note else b""
+            draft = fact("step.probed", opening, step=step.number, out=said.amends_outcome)
+            await drive.commit(made.engine.log, made.facts(draft))
+
+
+def _conclusion(made: Run, result: bytes) -> Decide:
+    """The last fact of a saga: joined to the outer one, or the end of the whole family in one commit."""
+    opening = body(result=result) if result else b""
+    if made.parent is not None:
+        return made.facts(fact("saga.joined", opening))
+    ended = made.facts(fact("saga.ended", opening, out="committed"))
+
+    def decide(state: State, now: Now) -> Sequence[Draft]:
+        saga = state.sagas.get(made.id)
+        if saga is None and not result and not made.named:
+            return ()  # nothing happened in it, and nobody can ask for it by name
+        inner = state.family(saga)[1:] if saga else []
+        for member in inner:
+            if member.phase != JOINED:
+                raise Refused(f"A saga inside {made.name} is still {member.phase}.", code="inner_saga_open")
+        ends = [fact("saga.ended", saga=m.id, fence=m.fence, out="committed") for m in reversed(inner)]
+        drafts = ended(state, now)
+        return [*drafts[:-1], *ends, drafts[-1]]
+
+    return decide
+
+
+async def roll_back(drive: Drive, kit: AgentKit, made: Run, error: BaseException) -> RollbackReport:
+    """Stop what is in flight, decide that the family unwinds, and unwind it."""
+    engine = made.engine
+    await _stop_flying(made)
+    why = "refused" if isinstance(error, Refused) else error.code if isinstance(error, AmendsError) else "exception"
+    cause = f"{type(error).__name__}: {error}"[:4000].encode("utf-8", "replace").decode()
+
+    def decide(state: State, now: Now) -> Sequence[Draft]:
+        saga = state.sagas.get(made.id)
+        if saga is None:
+            return ()
+        if saga.fence != made.fence:
+            raise Fenced(f"Saga {made.name} was taken over by another process.", next=f"Run `amends show {made.name}`.")
+        return [
+            fact("saga.unwinding", body(cause=encode(cause)) if m is saga else b"", saga=m.id, fence=m.fence, why=why,
+                 up=True)
+            for m in state.family(saga)
+        ]  # fmt: skip
+
+    await drive.commit(engine.log, decide)
+    if made.id not in engine.state.sagas:
+        return RollbackReport([], cause)
+    with outside():
+        report = await unwind(drive, engine, made.id, kit.reach(made))
+    report.cause = cause
+    return report
+
+
+async def _stop_flying(made: Run) -> None:
+    """Steps of the body that still run in other tasks are cancelled and waited for, within STOP_GRACE."""
+    others = [task for task in made.flying.values() if task is not None and task is not _this_task()]
+    for task in others:
+        task.get_loop().call_soon_threadsafe(task.cancel)
+    here = [task for task in others if task.get_loop() is _this_loop()]
+    if here:
+        await asyncio.wait(here, timeout=STOP_GRACE)
+
+
+def _this_task() -> Any:
+    try:
+        return asyncio.current_task()
+    except RuntimeError:
+        return None
+
+
+def _this_loop() -> Any:
+    try:
+        return asyncio.get_running_loop()
+    except RuntimeError:
+        return None
+
+
+# ---- handles ---------------------------------------------------------------------------------------------------------
+
+
+class Handle:
+    """What a body holds of its saga. `id` is the id that was given, or the one it was given."""
+
+    def __init__(self, kit: AgentKit, made: Run) -> None:
+        self.kit, self._run = kit, made
+        self._result = b""
+
+    @property
+    def id(self) -> str:
+        return self._run.name
+
+    saga_id = id
+
+    @property
+    def header_id(self) -> str:
+        """The id in the log's headers."""
+        return self._run.id
+
+    @property
+    def resumed(self) -> bool:
+        """Whether steps of an earlier run are being served."""
+        return bool(self._run.served) or self._run.finished
+
+    def _prepare(
+        self,
+        tool: str,
+        forward: Any,
+        forward_kwargs: dict[str, Any] | None,
+        options: dict[str, Any],
+    ) -> Call:
+        call = prepare(self._run, tool, forward, forward_kwargs, options)
+        return call
+
+
+_OPTIONS = {
+    "semantics": None, "compensate": None, "undo": None, "verify": None, "probe": None, "settle": None,
+    "timeout": None, "retry": None, "fallback": None, "key": None, "returns": None, "store_result": True,
+    "secret": (), "apart": (),
+}  # fmt: skip
+
+
+def prepare(made: Run, tool: str, forward: Any, forward_kwargs: dict[str, Any] | None, options: dict[str, Any]) -> Call:
+    """Check a call before anything happens, encode its arguments and name the step. Raises BadValue, BadName."""
+    from .wrap import declared_options
+
+    check_name(tool, "tool")
+    if not callable(forward):
+        raise BadValue(
+            f"execute({tool!r}, …): the second argument is the forward, not {type(forward).__name__}.",
+            next="The order is execute(tool, forward, forward_kwargs, semantics=…).",
+        )
+    declared = declared_options(forward)
+    fn = declared.pop("fn", forward)
+    settings = {**_OPTIONS, **declared, **{name: value for name, value in options.items() if value is not None}}
+    unknown = set(settings) - set(_OPTIONS)
+    if unknown:
+        raise BadValue(f"execute({tool!r}) does not know {', '.join(sorted(unknown))}.")
+    if settings["semantics"] is None:
+        raise BadValue(
+            f"execute({tool!r}): semantics is missing.", next="State REVERSIBLE, COMPENSABLE or IRREVERSIBLE.",
+            code="semantics_missing",
+        )  # fmt: skip
+    kwargs = dict(forward_kwargs or {})
+    if not all(isinstance(name, str) for name in kwargs):
+        raise BadValue(f"execute({tool!r}): the names in forward_kwargs are text.")
+    call = Call(
+        tool, semantics_of(settings["semantics"]), fn, kwargs,
+        timeout=_seconds("timeout", settings["timeout"]), settle=_seconds("settle", settings["settle"]),
+        retry=settings["retry"] or ONCE, verify=settings["verify"], probe=settings["probe"],
+        compensate=settings["compensate"], undo=settings["undo"], fallback=settings["fallback"],
+        returns=settings["returns"], store_result=bool(settings["store_result"]),
+    )  # fmt: skip
+    _encode_args(call, tuple(settings["secret"]), tuple(settings["apart"]), made.engine.fingerprint)
+    _check_options(call)
+    key = settings["key"]
+    call.named = key is not None
+    made.identify(call, check_name(key, "key") if key is not None else "")
+    return call
+
+
+def _encode_args(call: Call, secret: tuple[str, ...], apart: tuple[str, ...], fingerprint: Any) -> None:
+    """Arguments as they are stored: secrets as fingerprints, those with a fate of their own in openings of their own."""
+    secret = (*secret, *secret_names(call.fn))
+    call.all_args = encode(call.kwargs, path="args", secret=secret, fingerprint=fingerprint)
+    lone = [name for name in apart if name in call.kwargs]
+    if not lone:
+        call.args = call.all_args
+        return
+    raw = msgspec.json.decode(call.all_args, type=dict[str, msgspec.Raw])
+    call.apart = tuple([body(args=body(**{name: bytes(raw.pop(name))})) for name in lone])
+    call.args = body(**{name: bytes(value) for name, value in raw.items()})
+
+
+def _seconds(name: str, value: Any) -> float | None:
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < 1e8:
+        raise BadValue(f"{name}={value!r}: seconds above 0 are asked.")
+    return float(value)
+
+
+def _check_options(call: Call) -> None:
+    if not isinstance(call.retry, RetryPolicy):
+        raise BadValue(f"retry={call.retry!r}: a RetryPolicy is asked.")
+    for name in ("verify", "probe"):
+        value = getattr(call, name)
+        if value is not None and not callable(value):
+            raise BadValue(f"{name}={value!r}: a callable is asked.")
+    for name in ("undo", "compensate"):
+        value = getattr(call, name)
+        if value is not None and not callable(value) and not isinstance(value, Compensation):
+            raise BadValue(f"{name}={value!r}: a Compensation or a callable that makes one is asked.")
+    if call.fallback is not None and not callable(call.fallback) and not isinstance(call.fallback, Fallback):
+        raise BadValue(f"fallback={call.fallback!r}: a callable or a Fallback is asked.")
+    if not SEMANTICS[call.sem].inverse and (call.undo is not None or call.compensate is not None):
+        raise BadValue(
+            f"{call.tool} is IRREVERSIBLE and declares an inverse.", next="State COMPENSABLE, or drop the inverse."
+        )
+
+
+class AsyncSaga(Handle):
+    """The handle of `async with saga_scope()`."""
+
+    def execute(
+        self, tool: str, forward: Any = None, forward_kwargs: dict[str, Any] | None = None, **options: Any
+    ) -> Awaitable[Any]:
+        """Perform one step: `await saga.execute("stripe.charge", charge, {"amount_minor": 4200}, semantics=…, …)`.
+
+        Named and checked at the call, before anything is awaited. Raises BadValue, Refused, or what the tool raised.
+        """
+        call = self._prepare(tool, forward, forward_kwargs, options)
+        return execute(LOOPING, self._run, call)
+
+    async def rollback(self) -> None:
+        """Leave the scope badly."""
+        raise RolledBack("The saga was rolled back on request.")
+
+    async def continue_as_new(self, new_id: str | None = None) -> None:
+        """End this saga and go on in a new one that keeps what must still be undone."""
+        await _continue(LOOPING, self, new_id)
+
+
+class SyncSaga(Handle):
+    """The handle of `with saga_scope()`."""
+
+    def execute(
+        self, tool: str, forward: Any = None, forward_kwargs: dict[str, Any] | None = None, **options: Any
+    ) -> Any:
+        """Perform one step and return its result. Raises BadValue, Refused, or what the tool raised."""
+        call = self._prepare(tool, forward, forward_kwargs, options)
+        return run(execute(BLOCKING, self._run, call))
+
+    def rollback(self) -> None:
+        """Leave the scope badly."""
+        raise RolledBack("The saga was rolled back on request.")
+
+    def continue_as_new(self, new_id: str | None = None) -> None:
+        """End this saga and go on in a new one that keeps what must still be undone."""
+        run(_continue(BLOCKING, self, new_id))
+
+
+class RolledBack(AmendsError):
+    """Raised by `rollback()`: the scope's owner changed its mind."""
+
+    code = "rolled_back"
+    exit = 1
+
+
+async def _continue(drive: Drive, handle: Handle, new_id: str | None) -> None:
+    from .carry import carried
+
+    old = handle._run
+    engine = old.engine
+    plan = Plan(new_id, None, None, "unwind", RESUME_WITHIN, "strict", "halt", None, "", False)
+    header = engine.hide(new_id) if new_id else _random_id()
+    new = _fresh(plan, engine, header, old.parent, old.id)
+    new.merged = old.merged
+    saga = old.saga(engine.state)
+    drafts = [new.opening, *carried(engine.log, saga, header, 1)] if saga else [new.opening]
+    ended = old.facts(fact("saga.ended", out="continued"))
+
+    def decide(state: State, now: Now) -> Sequence[Draft]:
+        return [*ended(state, now), *drafts]
+
+    await drive.commit(engine.log, decide)
+    new.opening = None
+    new.count = old.count
+    new.live, new.probes = old.live, old.probes
+    engine.runs.pop(old.id, None)
+    engine.runs[new.id] = new
+    handle._run = new
+
+
+# ---- @saga -----------------------------------------------------------------------------------------------------------
+
+
+def saga(fn: Callable[..., Any] | None = None, *, id: Any = None, **options: Any) -> Any:
+    """Make a function a saga. id: text, or a callable over the function's arguments; then a second run returns the
+    recorded result instead of running. Other options as `saga_scope`."""
+    if fn is None:
+        return functools.partial(saga, id=id, **options)
+    function = fn
+    options.setdefault("name", getattr(function, "__qualname__", None))
+
+    def scope(args: tuple[Any, ...], kwargs: dict[str, Any]) -> saga_scope:
+        chosen = id(*args, **kwargs) if callable(id) else id
+        return saga_scope(chosen, **options)
+
+    if inspect.iscoroutinefunction(function):
+
+        @functools.wraps(function)
+        async def asynchronous(*args: Any, **kwargs: Any) -> Any:
+            async with scope(args, kwargs) as handle:
+                if handle._run.finished:
+                    return _recorded(handle)
+                result = await function(*args, **kwargs)
+                handle._result = encode(result, path="result")
+                return result
+
+        return asynchronous
+
+    @functools.wraps(function)
+    def synchronous(*args: Any, **kwargs: Any) -> Any:
+        with scope(args, kwargs) as handle:
+            if handle._run.finished:
+                return _recorded(handle)
+            result = function(*args, **kwargs)
+            handle._result = encode(result, path="result")
+            return result
+
+    return synchronous
+
+
+def _recorded(handle: Handle) -> Any:
+    """What a finished saga returned."""
+    handle._run.served.clear()
+    for record in reversed(handle._run.engine.log.thread(handle.header_id)):
+        if record.entry.kind in ("saga.ended", "saga.joined"):
+            raw = raw_fields(record.blob).get("result")
+            return decode(msgspec.json.decode(raw)) if raw else None
+    return None
+
+
+__all__ = ["AsyncSaga", "SagaAborted", "Secret", "SyncSaga", "saga", "saga_scope"]

@@ -1,0 +1,173 @@
+"""The life of a step, as a table. A fact that is not in the table of the state it meets is illegal and is not written.
+
+Every step ends in exactly one bucket; *orphaned* (standing, nothing can undo it) is folded from `done` and the
+inverse, never stored.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from ..store.entry import Entry
+from ..store.errors import Illegal
+
+WAITING, APPROVED, INTENDED, DONE, FAILED, UNKNOWN, REFUSED = (
+    "waiting", "approved", "intended", "done", "failed", "unknown", "refused",
+)  # fmt: skip
+UNDOING, UNDO_LOST, COMPENSATED, STUCK, ACCEPTED = (
+    "undoing", "undo_lost", "compensated", "compensation_failed", "accepted",
+)  # fmt: skip
+
+BY_OUT = "?"  # the next state depends on `out`
+
+TABLE: dict[str, dict[str, str]] = {
+    "": {
+        "step.refused": REFUSED, "step.asked": WAITING, "step.intended": INTENDED, "step.carried": BY_OUT,
+        "step.done": DONE,  # a reversible step whose outcome came before its intent was written
+    },
+    WAITING: {"step.answered": BY_OUT, "step.refused": REFUSED},
+    APPROVED: {"step.intended": INTENDED, "step.refused": REFUSED},
+    INTENDED: {
+        "step.attempted": INTENDED, "step.done": DONE, "step.failed": FAILED, "step.lost": UNKNOWN,
+    },
+    UNKNOWN: {
+        "step.probed": BY_OUT, "step.landed": BY_OUT, "undo.intended": UNDOING, "step.accepted": ACCEPTED,
+        "step.intended": INTENDED,  # again after a resume, under the same key
+    },
+    DONE: {"undo.intended": UNDOING, "step.accepted": ACCEPTED, "step.landed": DONE},
+    UNDOING: {
+        "undo.done": COMPENSATED, "undo.failed": STUCK, "undo.lost": UNDO_LOST, "step.landed": UNDOING,
+    },
+    UNDO_LOST: {
+        "undo.intended": UNDOING, "undo.done": COMPENSATED, "step.probed": UNDO_LOST, "step.accepted": ACCEPTED,
+        "step.landed": UNDO_LOST,
+    },
+    STUCK: {
+        "undo.intended": UNDOING, "undo.done": COMPENSATED, "step.probed": BY_OUT, "step.accepted": ACCEPTED,
+        "step.landed": STUCK,
+    },
+    COMPENSATED: {"step.landed": BY_OUT},
+    FAILED: {"step.landed": BY_OUT, "step.intended": INTENDED},
+    ACCEPTED: {"step.landed": ACCEPTED},
+    REFUSED: {},
+}  # fmt: skip
+
+OUT: dict[str, dict[str, dict[str, str]]] = {
+    "step.carried": {"": {"done": DONE, "unknown": UNKNOWN}},
+    "step.answered": {WAITING: {"approved": APPROVED, "denied": REFUSED}},
+    "step.probed": {
+        UNKNOWN: {"present": DONE, "absent": FAILED, "cannot_tell": UNKNOWN},
+        STUCK: {"present": STUCK, "absent": COMPENSATED, "cannot_tell": STUCK},
+    },
+    "step.landed": {
+        UNKNOWN: {"done": DONE, "failed": FAILED},
+        COMPENSATED: {"done": DONE, "failed": COMPENSATED},
+        FAILED: {"done": DONE, "failed": FAILED},
+    },
+}
+
+OPEN_STATES = frozenset({WAITING, APPROVED, INTENDED, DONE, UNKNOWN, UNDOING, UNDO_LOST, STUCK})
+"""States in which an unwinding saga still has something to do or to ask."""
+
+
+class Step(msgspec.Struct, array_like=True):
+    """One step as folded. `*_seq` are positions in the log, 0 where there is none; times are lived milliseconds.
+
+    inverse_seq is the entry whose opening holds the newest compensation. settled: what a probe said last.
+    late: its compensation is due once more because the forward landed after it.
+    """
+
+    number: int
+    tool: str
+    sem: str
+    state: str
+    seq: int = 0
+    ended_seq: int = 0
+    inv: str = ""
+    handler: str = ""
+    key: str = ""
+    again: str = ""
+    probe: int = 0
+    settle_ms: int = 0
+    inverse_seq: int = 0
+    attempts: int = 0
+    undo_attempts: int = 0
+    undo_key: str = ""
+    lost_lived: int = 0
+    settled: str = ""
+    provisional: bool = False
+    late: bool = False
+    asked_seq: int = 0
+    asked_lived: int = 0
+    at: int = 0
+    undone_seq: int = 0
+    note: str = ""
+
+
+def next_state(state: str, entry: Entry) -> str:
+    """Where the fact leads. Raises Illegal."""
+    there = TABLE[state].get(entry.kind)
+    if there == BY_OUT:
+        there = OUT[entry.kind][state].get(entry.out)
+    if there is None:
+        raise Illegal(f"{entry.kind} {entry.out} cannot follow {state or 'nothing'} in step {entry.step}.")
+    return there
+
+
+def advance(step: Step | None, entry: Entry, lived: int) -> Step:
+    """The step after a fact. A new one where `step` is None; else the same object, changed after the check."""
+    there = next_state(step.state if step else "", entry)
+    kind = entry.kind
+    if step is None:
+        step = Step(entry.step, entry.tool, entry.sem, there, seq=entry.seq, at=entry.at)
+    before, step.state = step.state, there
+    if kind in _DECLARES:
+        _declare(step, entry)
+    elif entry.inv:
+        _derive(step, entry)
+    if kind == "step.landed" and entry.out == "done":
+        step.late = before == COMPENSATED or step.late or (step.provisional and before in (UNDOING, UNDO_LOST, STUCK))
+    if kind in ("step.done", "step.failed", "step.landed") or (kind == "step.probed" and there != UNKNOWN):
+        step.ended_seq = entry.seq
+    elif kind == "step.asked":
+        step.asked_seq, step.asked_lived = entry.seq, lived
+    elif kind == "step.attempted":
+        step.attempts = entry.attempt
+    elif kind == "step.lost":
+        step.lost_lived = lived
+    elif kind == "undo.intended":
+        step.undo_attempts += 1
+        step.undo_key, step.settled = entry.key, ""
+        step.provisional = step.provisional or before == UNKNOWN
+        step.late = step.late and entry.scope != "undo/late"
+    elif kind == "undo.done":
+        step.undone_seq, step.note = entry.seq, entry.out
+        if step.late:  # it landed while its provisional compensation ran: due once more
+            step.state = DONE
+    if kind == "step.probed":
+        step.settled = entry.out
+    return step
+
+
+_DECLARES = frozenset({"step.intended", "step.carried"})
+
+
+def _declare(step: Step, entry: Entry) -> None:
+    """An effect may stand from here on: what it is and what undoes it."""
+    step.seq, step.tool, step.sem, step.attempts = entry.seq, entry.tool, entry.sem, 1
+    step.inv, step.handler, step.key, step.again = entry.inv, entry.handler, entry.key, entry.again
+    step.probe, step.settle_ms, step.at = entry.probe, entry.settle_ms, entry.at
+    step.inverse_seq = entry.seq if entry.inv not in ("", "none") else 0
+    if entry.kind == "step.carried":
+        step.ended_seq, step.late = entry.seq, entry.scope == "undo/late"
+
+
+def _derive(step: Step, entry: Entry) -> None:
+    """The result refined what undoes it."""
+    step.inv = entry.inv
+    if entry.inv == "none":
+        step.handler, step.again, step.inverse_seq = "", "", 0
+    elif entry.inv != "declared":
+        step.handler, step.again, step.inverse_seq = entry.handler, entry.again, entry.seq
+    if not step.key:
+        step.key = entry.key

@@ -1,0 +1,257 @@
+"""Linking: a draft becomes the next entry of the log, or is left out, and nothing in between.
+
+`Chain` is the pure part of every log: it gives a draft its place, time, ordinal, salt and commitments, lets the
+view judge the finished entry, and only then moves its head. The logs (log.py, sqlite.py) differ in where the
+finished rows go.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from hashlib import sha256
+from typing import Any, NamedTuple
+
+import msgspec
+
+from .clock import Clock, Now
+from .entry import COMMITMENTS_MAX, INTEGER_MAX, LINE_MAX, STRING_MAX, ZERO, Entry, Salts, leaf, line_of, opening
+from .errors import AmendsError, BadValue, Damaged, Illegal
+from .fold import BOOTED, STEPPED, Timeline, View
+from .merkle import Peaks
+
+GENESIS = "log.opened"
+OPENED, ENDED = "saga.opened", "saga.ended"  # a thread of the log begins and ends with these; the rest is not read here
+
+STEP_US = 2_000_000  # a wall clock that moves by more against the boot clock was set
+_LONG_STRING = re.compile(rb'"[^"]{%d,}"' % (STRING_MAX + 1))
+
+
+class Draft:
+    """A fact to be: its kind, its header fields, and its openings as encoded JSON objects with sorted keys.
+
+    Encoded when handed in, so that a caller may reuse its objects. `up=True` asks for the boot clock in the entry.
+    """
+
+    __slots__ = ("kind", "fields", "openings", "up")
+
+    def __init__(self, kind: str, fields: dict[str, Any], openings: tuple[bytes, ...] = (), up: bool = False) -> None:
+        self.kind, self.fields, self.openings, self.up = kind, fields, openings, up
+
+
+Decide = Callable[[Any, Now], Sequence[Draft]]
+"""decide(state, now) -> drafts: pure, runs inside the write transaction, raises Refused to leave itself out."""
+
+
+class Row(NamedTuple):
+    """A linked entry on its way to the file. back: seq of its saga's previous entry, -1 if none."""
+
+    entry: Entry
+    line: bytes
+    back: int
+    blob: bytes | None
+    hash: bytes
+
+
+class Thread(msgspec.Struct, array_like=True):
+    """An open saga as the store sees it: seq of its first entry, seq of its newest, how many."""
+
+    first: int
+    head: int
+    n: int
+
+
+class Spoiled(Exception):
+    """Decision `place` of a batch failed when facts of it had been folded: the fold must be made anew before it goes
+    on, and the batch run again without that decision."""
+
+    def __init__(self, place: int, error: BaseException) -> None:
+        super().__init__(place, error)
+        self.place, self.error = place, error
+
+
+class Standing(msgspec.Struct):
+    """What a memo of a chain holds."""
+
+    size: int
+    prev: str
+    at: int
+    threads: dict[str, Thread]
+    timeline: Timeline
+
+
+class Chain:
+    """The head of a log and what it is folded into.
+
+    `rows` are those of the batch in hand. `begun` (first, saga, named) and `ended` (head, first) collect the sagas
+    that began and ended, for whoever stores them, who then clears the lists.
+    """
+
+    def __init__(self, view: View) -> None:
+        self.view = view
+        self.size, self.prev, self.at = 0, ZERO, 0
+        self.threads: dict[str, Thread] = {}
+        self.timeline = Timeline([], 0, 0, (0, 0))
+        self.tree = Peaks()
+        self.rows: list[Row] = []
+        self.begun: list[tuple[int, str, bool]] = []
+        self.ended: list[tuple[int, int]] = []
+        self._salts = Salts()
+        self._folding = False
+        self._offset: int | None = None  # of the wall clock against the boot clock, when last looked at, microseconds
+
+    def now(self, clock: Clock) -> Now:
+        return self.timeline.now(clock, self.at)
+
+    def take_clock(self, clock: Clock) -> list[Row]:
+        """What is to be told of the clocks before anything else: a new boot, or a wall clock that was set."""
+        line, boot = self.timeline, clock.boot_id()
+        if not line.boots or line.boots[-1] != boot:
+            draft = Draft(BOOTED, {"boot": boot}, up=True)
+            now = self.now(clock)._replace(boot=len(line.boots) + 1)
+        else:
+            offset = clock.wall_us() - clock.boot_ms() * 1000
+            base = self._offset
+            if base is None:  # not looked at yet: what the log says
+                base = offset if line.stepped or line.up[0] != len(line.boots) else line.at - line.up[1] * 1000
+            self._offset = offset
+            if -STEP_US <= offset - base <= STEP_US:
+                return []
+            draft, now = Draft(STEPPED, {}, up=True), self.now(clock)
+        rows, [(_, answer)] = self.take([(lambda view, now: (draft,), draft)], now)
+        if isinstance(answer, BaseException):
+            raise answer
+        return rows
+
+    def take(self, batch: Sequence[tuple[Decide, Any]], now: Now) -> tuple[list[Row], list[tuple[Any, Any]]]:
+        """Run each decision in order; return the rows to write and, per waiter, its entries or its error.
+
+        Raises Spoiled if a decision failed after one of its facts had been folded.
+        """
+        rows: list[Row] = []
+        answers: list[tuple[Any, Any]] = []
+        self.rows = rows
+        view, link = self.view, self._link
+        for place, (decide, waiter) in enumerate(batch):
+            before, size = len(rows), self.size
+            try:
+                for draft in decide(view, now):
+                    rows.append(link(draft, now))
+            except Exception as error:
+                # A view may promise to check first, and have a bug: what it raised but Illegal came from its middle.
+                if self.size > size or self._folding and not isinstance(error, Illegal):
+                    raise Spoiled(place, error) from error
+                self._folding = False
+                answers.append((waiter, error))
+                if not isinstance(error, AmendsError):
+                    error.add_note("raised inside a decision; nothing of it was written")
+            else:
+                answers.append((waiter, [row[0] for row in rows[before:]] if waiter is not None else None))
+        self.tree.extend([row[4] for row in rows])
+        return rows, answers
+
+    def _link(self, draft: Draft, now: Now) -> Row:
+        fields = draft.fields
+        saga = fields.get("saga", "")
+        thread = self.threads.get(saga)
+        at = now.at if now.at > self.at else self.at + 1
+        if draft.openings:
+            lines = [opening(self._salts.take(), body) for body in draft.openings]
+            blob = lines[0] if len(lines) == 1 else b"".join(lines)
+            extra: dict[str, Any] = {"c": tuple([sha256(line).hexdigest() for line in lines])}
+        else:
+            blob = None
+            extra = {"salt": self._salts.take().decode()}
+        if draft.up:
+            extra["up"] = (now.boot or 1, now.up)
+        n = thread.n + 1 if thread else +bool(saga)
+        entry = Entry(self.size, self.prev, at, draft.kind, n=n, **fields, **extra)
+        line = line_of(entry)
+        # What would not be read back is not written. Quotes, backslashes and controls come out of the encoder escaped.
+        if not line.isascii() or b"\\" in line or len(line) > 512 or entry.use:
+            _check(entry, line)
+        self._folding = True
+        back = self._fold(entry, thread)
+        self._folding = False
+        digest = leaf(line)
+        self.size, self.prev, self.at = entry.seq + 1, digest.hex(), at
+        return Row(entry, line, back, blob, digest)
+
+    def _fold(self, entry: Entry, thread: Thread | None) -> int:
+        """Let the view and the threads take in an entry; return the seq of its saga's previous one, or -1.
+
+        Raises Illegal with nothing changed.
+        """
+        saga, kind = entry.saga, entry.kind
+        if (kind == GENESIS) != (entry.seq == 0):
+            raise Illegal("A log begins with log.opened, and has no other.")
+        if saga and (thread is None) != (kind == OPENED):
+            raise Illegal(f"{kind} for a saga that is {'open already' if thread else 'not open'}.")
+        if entry.up or kind == BOOTED:
+            lived = self.timeline.at_entry(entry)
+            self.view.fold(entry, lived)
+            self.timeline.fold(entry, lived)
+        else:
+            self.view.fold(entry, self.timeline.lived)
+        if not saga:
+            return -1
+        if thread is None:
+            self.threads[saga] = Thread(entry.seq, entry.seq, 1)
+            self.begun.append((entry.seq, saga, bool(entry.c)))
+            return -1
+        back, thread.head, thread.n = thread.head, entry.seq, entry.n
+        if kind == ENDED:
+            del self.threads[saga]
+            self.ended.append((entry.seq, thread.first))
+        return back
+
+    def follow(self, entry: Entry, line: bytes) -> bytes:
+        """Take in an entry that is written already (at open, or by another process); return its hash."""
+        if entry.seq != self.size or entry.prev != self.prev:
+            raise _damaged(self.size, "does not follow the one before it")
+        thread = self.threads.get(entry.saga) if entry.saga else None
+        if entry.n != (thread.n + 1 if thread else +bool(entry.saga)):
+            raise _damaged(entry.seq, "is out of order in its saga")
+        try:
+            self._fold(entry, thread)
+        except Illegal as error:
+            raise _damaged(entry.seq, f"({entry.kind}) cannot follow what stands before it: {error.message}") from error
+        digest = leaf(line)
+        self.size, self.prev, self.at = entry.seq + 1, digest.hex(), entry.at
+        return digest
+
+    def stored(self) -> None:
+        """What was collected for whoever stores it has been stored, by them or by another process."""
+        self.rows = []
+        self.begun.clear()
+        self.ended.clear()
+        self.tree.runs.clear()
+
+    # -- memo ---------------------------------------------------------------------------------------------------------
+
+    def dump(self) -> bytes:
+        """Everything but the tree (which is rebuilt from run roots and at most 255 lines) and the view."""
+        return msgspec.msgpack.encode(Standing(self.size, self.prev, self.at, self.threads, self.timeline))
+
+    def load(self, blob: bytes) -> None:
+        standing = msgspec.msgpack.decode(blob, type=Standing)
+        self.size, self.prev, self.at = standing.size, standing.prev, standing.at
+        self.threads, self.timeline = standing.threads, standing.timeline
+
+
+def _check(entry: Entry, line: bytes) -> None:
+    """Raise BadValue for a line that the grammar would not take back."""
+    if len(line) > LINE_MAX:
+        raise BadValue(f"The {entry.kind} entry would be {len(line)} bytes; an entry holds at most {LINE_MAX}.")
+    if not line.isascii() or b"\\" in line or b"\x7f" in line:
+        raise BadValue(f"The {entry.kind} entry would hold a quote, a backslash, or what is not printable ASCII.")
+    if _LONG_STRING.search(line):
+        raise BadValue(f"The {entry.kind} entry would hold a string of more than {STRING_MAX} characters.")
+    if len(entry.c) > COMMITMENTS_MAX:
+        raise BadValue(f"The {entry.kind} entry would have {len(entry.c)} openings; it has at most {COMMITMENTS_MAX}.")
+    if list(entry.use) != sorted(entry.use) or any(abs(amount) > INTEGER_MAX for amount in entry.use.values()):
+        raise BadValue(f"What the {entry.kind} entry uses is not sorted, or an amount is beyond 2^53.")
+
+
+def _damaged(seq: int, why: str) -> Damaged:
+    return Damaged(f"Record {seq} {why}.", next="Run `amends verify`.", seq=seq)

@@ -1,0 +1,478 @@
+"""One log, row by row: whether each record is what was written, where it was written, and may stand there.
+
+Every line is parsed by the strict grammar and hashed, every opening is hashed against its commitment, the tree is
+grown again and compared at every stored root, every signature is checked, and every saga is followed from its first
+record to its last. Pure: it is handed rows and keeps findings.
+
+After a break it goes on from what the next record says the hash was, so that one edited record is one finding and the
+next edit is still seen. Which of two records was edited is told by the one after them. What another finding explains
+is left out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from hashlib import sha256
+from typing import Any, NamedTuple
+
+from . import note
+from .chain import ENDED, GENESIS, OPENED, Standing, Thread
+from .entry import VERSION, ZERO, Entry, leaf, parse, parse_opening
+from .errors import Illegal, Malformed
+from .evidence import Stored
+from .fold import BOOTED, Timeline
+from .identity import Anchor, origin_of
+from .merkle import Peaks
+
+INTACT, TAMPERED, UNVERIFIED, ROLLED_BACK, FORKED, POLICY, MALFORMED = (
+    "INTACT",
+    "TAMPERED",
+    "UNVERIFIED",
+    "ROLLED-BACK",
+    "FORKED",
+    "POLICY",
+    "MALFORMED",
+)
+EXITS = {INTACT: 0, TAMPERED: 1, UNVERIFIED: 3, ROLLED_BACK: 4, FORKED: 5, POLICY: 6, MALFORMED: 7}
+WORST = (TAMPERED, FORKED, ROLLED_BACK, MALFORMED, POLICY, UNVERIFIED, INTACT)
+
+CODES = {
+    "E_CHAIN": (TAMPERED, "a record was edited after it was written"),
+    "E_ORDER": (TAMPERED, "records were inserted, moved or renumbered"),
+    "E_GAP": (TAMPERED, "records are missing"),
+    "E_GENESIS": (TAMPERED, "the first record is not a genesis, or a later one is"),
+    "E_ORDINAL": (TAMPERED, "a saga's records do not count up"),
+    "E_ENDED": (TAMPERED, "a saga has a record after its end, or before its beginning"),
+    "E_REF": (TAMPERED, "a record refers to one that is not before it"),
+    "E_TIME": (TAMPERED, "time stands still or goes back"),
+    "E_CLOCK": (TAMPERED, "a record names a boot that the log does not know"),
+    "E_ILLEGAL": (TAMPERED, "a record that the tables do not allow where it stands"),
+    "E_BACK": (TAMPERED, "a pointer to a saga's previous record is wrong"),
+    "E_OPENING": (TAMPERED, "an opening is not the one that was committed to"),
+    "E_OPENING_MISSING": (TAMPERED, "an opening is gone and no record says why"),
+    "E_OPENING_EXTRA": (TAMPERED, "an opening that nothing commits to"),
+    "E_ROOT": (TAMPERED, "the records are not the ones that were signed"),
+    "E_SIGNATURE": (TAMPERED, "a signature does not hold"),
+    "E_HEAD": (TAMPERED, "the hash kept beside a record is not its own"),
+    "E_UNSIGNED": (TAMPERED, "signatures are missing where they must be"),
+    "E_TILE": (TAMPERED, "a stored run root is not the root of its records"),
+    "E_CACHE": (TAMPERED, "a derived table is not what the records fold to"),
+    "E_TABLE": (TAMPERED, "the file holds something that is not ours"),
+    "E_PACK": (TAMPERED, "a packed run is not what was packed"),
+    "E_FORKED": (FORKED, "two histories of one device"),
+    "E_ROLLED_BACK": (ROLLED_BACK, "the log is shorter than this device remembers"),
+    "E_IDENTITY": (ROLLED_BACK, "the log, the keys and the anchors are not of one device"),
+    "E_GRAMMAR": (MALFORMED, "a record was written outside the grammar"),
+    "E_NONCANONICAL": (MALFORMED, "a record was written in other bytes than its fields have"),
+    "E_RANGE": (MALFORMED, "a value outside its range"),
+    "E_VERSION": (MALFORMED, "written by a newer version"),
+    "E_FILE": (MALFORMED, "the file cannot be read as a database"),
+    "E_EMPTY": (UNVERIFIED, "there is no record"),
+    "E_MEMO": (UNVERIFIED, "a memo of another version cannot be made again here"),
+}
+"""code -> (verdict, what it means). A finding's reason says the rest."""
+
+_CAUSES = frozenset(("E_CHAIN", "E_ORDER", "E_GAP", "E_GRAMMAR", "E_NONCANONICAL", "E_RANGE", "E_PACK"))
+
+ROOT_BYTES, SIGNED_BYTES = 32, 96
+UNSIGNED_MAX = 1000  # a commit that takes the unsigned tail this far signs
+
+
+class Finding(NamedTuple):
+    """One thing that does not add up; seq: the record it was found at, -1 for the file as a whole."""
+
+    code: str
+    seq: int
+    reason: str
+
+    def __str__(self) -> str:
+        where = f"seq {self.seq}" if self.seq >= 0 else "the file"
+        return f"{CODES[self.code][0]} {self.code} {where}: {self.reason}"
+
+
+class _Link:
+    """A record whose hash is computed and waits for the next record to confirm it."""
+
+    __slots__ = ("seq", "hash", "sig", "claim", "bad", "suspect")
+
+    def __init__(self, seq: int, hash: bytes, sig: bytes | None, claim: bytes | None, bad: Finding | None) -> None:
+        self.seq, self.hash, self.sig, self.claim, self.bad = seq, hash, sig, claim, bad
+        self.suspect = False  # its `prev` is not the hash of the record before: one of the two was edited
+
+
+class Examiner:
+    """Takes in the rows of one log in order and keeps what does not add up."""
+
+    def __init__(self, key: bytes = b"", view: Any = None, anchors: Sequence[Anchor] = ()) -> None:
+        self.findings: list[Finding] = []
+        self.size, self.at = 0, -1
+        self.head = ZERO
+        self.genesis: Entry | None = None
+        self.tree = Peaks()
+        self.tree_known = True
+        self.signed_size = 0  # of the newest good signature
+        self.unsigned: list[str] = []  # kinds after it that a commit signs for
+        self.view, self.view_trouble = view, ""
+        self.timeline = Timeline([], 0, 0, (0, 0))
+        self.threads: dict[str, Thread] = {}
+        self.sagas = 0
+        self.anchored = 0
+        self._key = key
+        self._origin = origin_of(key) if key else ""
+        self._anchors = sorted(anchors, key=lambda anchor: anchor.size)
+        self._low: list[int] = []  # beside findings: where the cause of each could lie
+        self._shift = 0
+        self._held: list[_Link] = []
+        self._leaves: list[bytes] = []
+        self._root_bad = self._signature_bad = False
+        self._hole = -1  # newest place after which a saga's count is taken as it comes
+
+    # -- findings -----------------------------------------------------------------------------------------------------
+
+    def find(self, code: str, seq: int, reason: str, low: int | None = None) -> None:
+        """Keep a finding; low: a cause at or after it explains this one away."""
+        self.findings.append(Finding(code, seq, reason))
+        self._low.append(seq + 1 if low is None else low)
+
+    def result(self) -> list[Finding]:
+        """What was found, in order, without what another finding explains."""
+        causes = sorted(f.seq for f in self.findings if f.code in _CAUSES)
+        kept: dict[tuple[str, int], Finding] = {}
+        for finding, low in zip(self.findings, self._low, strict=True):
+            explained = finding.code not in _CAUSES and any(low <= cause <= finding.seq for cause in causes)
+            if not explained:
+                kept.setdefault((finding.code, finding.seq), finding)
+        return sorted(kept.values(), key=lambda finding: finding.seq if finding.seq >= 0 else 1 << 60)
+
+    # -- one row ------------------------------------------------------------------------------------------------------
+
+    def take(self, row: Stored) -> Entry | None:
+        """One row, in order of places. Returns its entry if its line has the grammar."""
+        seq, line = row.seq, row.line
+        entry: Entry | None = None
+        bad = None
+        try:
+            entry = parse(line)
+        except Malformed as error:
+            bad = Finding(str(error.facts["finding"]), seq, error.message)
+            self._hole = seq
+        claim = bytes.fromhex(entry.prev) if entry else None
+        link = _Link(seq, leaf(line), row.sig, claim, bad)
+        self._place(link, entry)
+        if entry is None:
+            return None
+        self._openings(entry, row)
+        self._events(entry, row)
+        return entry
+
+    def _place(self, link: _Link, entry: Entry | None) -> None:
+        seq, expected = link.seq, self.size
+        shift = seq - entry.seq if entry else self._shift
+        self.size = seq + 1
+        if seq > expected:
+            self._gap(link, expected)
+        elif shift != self._shift:
+            if self._shift == 0 and entry:
+                self.find("E_ORDER", seq, f"at place {seq} lies a record that says it is {entry.seq}")
+            self._break(seq)
+        elif self._held:
+            self._join(link)
+            return
+        elif link.claim is not None and seq == 0 and link.claim.hex() != ZERO:
+            link.suspect = True
+        self._shift = shift
+        self._held.append(link)
+
+    def _gap(self, link: _Link, expected: int) -> None:
+        missing = link.seq - expected
+        what = f"record {expected} is" if missing == 1 else f"records {expected} to {link.seq - 1} are"
+        self.find("E_GAP", expected, f"{what} missing")
+        self._settle()
+        if missing == 1 and link.claim is not None:
+            self._leaf(link.claim)
+        else:
+            self.tree_known = False
+        self._hole = link.seq
+
+    def _break(self, seq: int) -> None:
+        self._settle()
+        self.tree_known, self._hole = False, seq
+
+    def _join(self, link: _Link) -> None:
+        """The next link says what the hash of the one before was."""
+        before = self._held[-1]
+        if link.claim is None:
+            if before.suspect:
+                self._settle()
+            self._held.append(link)
+        elif link.claim == before.hash:
+            if before.bad:
+                self.find(*before.bad)
+            self._confirm()
+            self._flush()
+            self._held = [link]
+        elif before.suspect or before.bad:
+            reason = before.bad.reason if before.bad else _differs(before, link.claim)
+            self.find("E_CHAIN", before.seq, f"edited after it was written: {reason}")
+            self._hole = max(self._hole, before.seq)
+            before.suspect, before.hash = False, link.claim
+            self._flush()
+            self._held = [link]
+        else:
+            link.suspect = True
+            self._held.append(link)
+
+    def _confirm(self) -> None:
+        """The newest held link is as it was written; if it disagrees with the one before, that one was edited."""
+        newest = self._held[-1]
+        if newest.suspect:
+            newest.suspect = False
+            if len(self._held) > 1:
+                edited = self._held[-2]
+                assert newest.claim is not None
+                self.find("E_CHAIN", edited.seq, f"edited after it was written: {_differs(edited, newest.claim)}")
+                self._hole = max(self._hole, edited.seq)
+                edited.hash = newest.claim
+            else:
+                self.find("E_CHAIN", newest.seq, "the first record names one before it")
+
+    def _settle(self) -> None:
+        """No next record will tell: go by the hash or root kept beside the newest, else blame the newest."""
+        if not self._held:
+            return
+        newest = self._held[-1]
+        if newest.suspect and newest.sig is not None and len(newest.sig) == ROOT_BYTES and newest.sig == newest.hash:
+            self._confirm()
+        elif newest.suspect and self._root_says_newest_is_good(newest):
+            self._confirm()
+        elif newest.suspect or (newest.bad and newest.sig is not None and newest.sig != newest.hash):
+            reason = newest.bad.reason if newest.bad else "it does not name the record before it"
+            self.find("E_CHAIN", newest.seq, f"edited after it was written: {reason}")
+            self.tree_known = False
+        elif newest.bad:
+            self.find(*newest.bad)
+        self._flush()
+        self._held = []
+
+    def _root_says_newest_is_good(self, newest: _Link) -> bool:
+        if newest.sig is None or len(newest.sig) != SIGNED_BYTES or newest.claim is None or len(self._held) < 2:
+            return False
+        self._grow()
+        tree = self.tree.copy()
+        tree.extend([newest.claim, newest.hash])
+        return tree.root() == newest.sig[:ROOT_BYTES]
+
+    def _flush(self) -> None:
+        """What is held is decided: its hashes go into the tree, and what lies beside them is checked."""
+        for link in self._held:
+            self._leaf(link.hash)
+            self.head = link.hash.hex()
+            if link.sig is not None:
+                self._check_head(link)
+
+    def _leaf(self, hash: bytes) -> None:
+        leaves = self._leaves
+        leaves.append(hash)
+        if len(leaves) >= 512 or (self._anchors and self.tree.size + len(leaves) == self._anchors[0].size):
+            self._grow()
+
+    def _grow(self) -> None:
+        self.tree.extend(self._leaves)
+        self._leaves = []
+        while self._anchors and self._anchors[0].size == self.tree.size:
+            anchor = self._anchors.pop(0)
+            if not self.tree_known:
+                continue
+            if self.tree.root() != anchor.root:
+                self.find(
+                    "E_FORKED",
+                    anchor.size - 1,
+                    f"this device signed another history of the first {anchor.size} records ({anchor.path})",
+                )
+            else:
+                self.anchored = anchor.size
+
+    # -- heads --------------------------------------------------------------------------------------------------------
+
+    def _check_head(self, link: _Link) -> None:
+        sig, seq = link.sig, link.seq
+        assert sig is not None
+        if len(sig) == ROOT_BYTES:
+            if sig != link.hash:
+                self.find("E_HEAD", seq, f"the hash kept beside it is {sig.hex()[:16]}…, not {link.hash.hex()[:16]}…")
+            return
+        if len(sig) != SIGNED_BYTES:
+            self.find("E_SIGNATURE", seq, f"{len(sig)} bytes where a hash or a signed root belongs")
+            return
+        self._grow()
+        root, size = sig[:ROOT_BYTES], seq + 1
+        sound = note.verify(self._key, note.checkpoint_body(self._origin, size, root), sig[ROOT_BYTES:])
+        right = not self.tree_known or self.tree.root() == root
+        if not right and not self._root_bad:
+            self.find("E_ROOT", seq, f"the first {size} records do not have the root that {_by(sound)} them")
+        elif right and not sound and not self._signature_bad:
+            self.find("E_SIGNATURE", seq, f"the signature over the first {size} records does not hold", low=0)
+        self._root_bad, self._signature_bad = not right, not sound
+        if right and sound and self.tree_known:
+            self.signed_size = size
+            self.unsigned = []
+
+    # -- one entry ----------------------------------------------------------------------------------------------------
+
+    def _openings(self, entry: Entry, row: Stored) -> None:
+        lines = _lines(row.blob) if row.blob is not None else []
+        if row.blob == b"":
+            self.find("E_OPENING_EXTRA", row.seq, "an empty opening lies beside it", low=row.seq)
+        place = 0
+        for i, commitment in enumerate(entry.c):
+            line = lines[place] if place < len(lines) else None
+            if line is not None and sha256(line).hexdigest() == commitment:
+                place += 1
+                self._opening_grammar(line, row.seq)
+            elif line is None or sha256(line).hexdigest() in entry.c[i + 1 :]:
+                self.find("E_OPENING_MISSING", row.seq, f"opening {i} is gone and no record says why", low=row.seq)
+            else:
+                place += 1
+                self.find("E_OPENING", row.seq, f"opening {i} is not the one that was committed to", low=row.seq)
+        if place < len(lines):
+            self.find("E_OPENING_EXTRA", row.seq, f"{len(lines) - place} openings that nothing commits to", low=row.seq)
+
+    def _opening_grammar(self, line: bytes, seq: int) -> None:
+        try:
+            parse_opening(line)
+        except Malformed as error:
+            self.find("E_GRAMMAR", seq, error.message)
+
+    def _events(self, entry: Entry, row: Stored) -> None:
+        seq = row.seq
+        if entry.at <= self.at:
+            self.find("E_TIME", seq, f"its time {entry.at} is not after the one before it, {self.at}", low=seq - 1)
+        self.at = entry.at
+        if entry.ref and entry.ref >= entry.seq:
+            self.find("E_REF", seq, f"it refers to record {entry.ref}, which is not before it", low=seq)
+        if (seq == 0) != (entry.kind == GENESIS):
+            self.find("E_GENESIS", seq, f"a {entry.kind} record at place {seq}", low=seq)
+        if seq == 0:
+            self._begin(entry)
+        back = self._thread(entry, seq) if entry.saga else -1
+        if back is not None and row.back != back:
+            self.find("E_BACK", seq, f"its saga's previous record is {back}, the pointer says {row.back}", low=back)
+        self._fold(entry, seq)
+
+    def _begin(self, entry: Entry) -> None:
+        self.genesis = entry
+        if entry.v > VERSION:
+            self.find("E_VERSION", 0, f"format {entry.v}; this program knows up to {VERSION}")
+        try:
+            key = bytes.fromhex(entry.log)
+        except ValueError:
+            key = b""
+        if not self._key:
+            self._key = key
+            self._origin = origin_of(key)
+        elif key != self._key:
+            self.find("E_IDENTITY", 0, "the first record names another key than this device has", low=0)
+            self._key, self._origin, self._anchors = key, origin_of(key), []
+
+    def _thread(self, entry: Entry, seq: int) -> int | None:
+        """Follow a saga; return the place of its previous record, None if a hole hides it."""
+        thread = self.threads.get(entry.saga)
+        hidden = self._hole >= 0 and (thread is None or thread.head <= self._hole)
+        if thread is None and (entry.kind != OPENED or entry.n != 1):
+            if not hidden:
+                self.find("E_ENDED", seq, f"{entry.kind} of a saga that is not open", low=0)
+        elif thread is not None and entry.kind == OPENED:
+            self.find("E_ENDED", seq, "a saga is opened that is open already", low=0)
+        elif thread is not None and entry.n != thread.n + 1 and not hidden:
+            self.find("E_ORDINAL", seq, f"record {entry.n} of its saga follows record {thread.n}", low=thread.head)
+        back: int | None = thread.head if thread else -1
+        if thread is None:
+            self.sagas += entry.kind == OPENED
+            thread = self.threads[entry.saga] = Thread(entry.seq if entry.kind == OPENED else -1, 0, 0)
+        thread.head, thread.n = entry.seq, entry.n
+        if entry.kind == ENDED:
+            del self.threads[entry.saga]
+            self.unsigned.append(entry.kind)
+            self.ended(entry.saga, thread)
+        return None if hidden else back
+
+    def ended(self, saga: str, thread: Thread) -> None:
+        """Called at a saga's last record, for whoever compares what is kept about it."""
+
+    def _fold(self, entry: Entry, seq: int) -> None:
+        timeline = self.timeline
+        lived = timeline.lived
+        if entry.up or entry.kind == BOOTED:
+            try:
+                lived = timeline.at_entry(entry)
+                timeline.fold(entry, lived)
+            except Illegal as error:
+                self.find("E_CLOCK", seq, error.message, low=0)
+                return
+        if self.view is None or self.view_trouble:
+            return
+        try:
+            self.view.fold(entry, lived)
+        except Exception as error:  # whatever a record from anywhere makes a fold do, it is a finding about the record
+            self.view_trouble = f"record {seq}"
+            self.find("E_ILLEGAL", seq, f"{entry.kind} cannot follow what stands before it: {words(error)}", low=0)
+
+    @property
+    def origin(self) -> str:
+        """Of the key that the signatures were checked with."""
+        return self._origin
+
+    @property
+    def newest_hash(self) -> bytes:
+        """Of the line taken last."""
+        return self._held[-1].hash if self._held else b""
+
+    def standing(self) -> Standing:
+        """What a memo at this place must say about open sagas and clocks."""
+        return Standing(self.size, self.newest_hash.hex(), self.at, self.threads, self.timeline)
+
+    # -- the end ------------------------------------------------------------------------------------------------------
+
+    def finish(self) -> None:
+        last = self._held[-1] if self._held else None
+        self._settle()
+        self._grow()
+        for anchor in self._anchors:
+            if anchor.size > self.size:
+                self.find(
+                    "E_ROLLED_BACK",
+                    max(0, self.size - 1),
+                    f"there are {self.size} records and this device signed {anchor.size} ({anchor.path})",
+                )
+                break
+        if last is not None and last.sig is None:
+            self.find(
+                "E_UNSIGNED", last.seq, "the last record has neither a signature nor its hash beside it", low=last.seq
+            )
+        if self.size and self.tree_known and not self._root_bad and not self._signature_bad:
+            tail = self.size - self.signed_size
+            if not self.signed_size:
+                self.find("E_UNSIGNED", 0, "no record of this log is under a signature", low=0)
+            elif tail > UNSIGNED_MAX:
+                self.find("E_UNSIGNED", self.size - 1, f"the last {tail} records are under no signature", low=0)
+            elif self.unsigned:
+                self.find("E_UNSIGNED", self.size - 1, "a saga's end is under no signature", low=0)
+
+
+def _by(sound: bool) -> str:
+    return "was signed for" if sound else "is kept for"
+
+
+def _differs(link: _Link, claim: bytes) -> str:
+    return f"the record after it says its hash was {claim.hex()[:16]}…, it is {link.hash.hex()[:16]}…"
+
+
+def _lines(blob: bytes) -> list[bytes]:
+    """Split at LF only."""
+    parts = blob.split(b"\n")
+    return [part + b"\n" for part in parts[:-1]] + ([parts[-1]] if parts[-1] else [])
+
+
+def words(error: Exception) -> str:
+    """What an error says."""
+    return str(getattr(error, "message", "") or error or type(error).__name__)

@@ -1,0 +1,1558 @@
+"""The log in one file: what was acknowledged is there after a kill, and as durably as was asked after a power cut.
+
+All writes of a process go through one committer. It takes everything that is queued into one transaction, runs each
+decision against the fold (caught up with every other process first), leaves out what refuses, and answers after the
+COMMIT. It works on the thread of whoever asks while the disk is fast, else on one thread of its own; there is no
+batching window. Whoever holds the lock looks at the queue again after letting go, and a parked thread is rung
+whenever something is handed in, so nothing queued is ever forgotten.
+
+Why apsw only, no second connection that checkpoints, no stat of the `-wal` for its times, no index on the log:
+design pages "performance" and "the file". A second SQLite library in one process, or a raw open and close of one of
+the files, drops this process's locks; the guard after each COMMIT notices the worst of it, a replaced `-wal`.
+"""
+
+from __future__ import annotations
+
+import atexit
+import ctypes
+import errno
+import os
+import random
+import sys
+import threading
+import weakref
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import Context
+from copy import copy
+from pathlib import Path
+from time import monotonic, sleep
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+
+import apsw
+import msgspec
+
+from .chain import ENDED, Chain, Decide, Draft, Row, Spoiled
+from .clock import Clock, SystemClock
+from .entry import Entry, leaf, read
+from .errors import (
+    AmendsError,
+    Closed,
+    Damaged,
+    DiskFull,
+    HomeRefused,
+    LogHeld,
+    LogReplaced,
+    Malformed,
+    NotFound,
+    TheyErred,
+    TooNew,
+)
+from .fold import View
+from .log import DURABLE, FILED, Record, SagaRow, fresh, known, not_appended
+from .merkle import RUN, Peaks
+
+if TYPE_CHECKING:
+    import asyncio
+
+SCHEMA_VERSION = 1
+APPLICATION_ID = 0x616D6E64  # "amnd"
+OLDEST_SQLITE = (3, 51, 3)  # older ones can corrupt a database when the -wal is reset
+
+LAZY_S = 0.02  # an appended fact is in the file after this
+IDLE_S = 0.05  # quiet for so long: sign, checkpoint, write the memo
+SIGN_S, SIGN_ENTRIES, ANCHOR_S = 1.0, 1000, 1.0
+HELD_S, LOOP_PATIENCE_S, POLL_S = 30.0, 0.002, 0.05
+BATCH, QUEUE_SOFT, QUEUE_HARD, TURNS = 1024, 1024, 8192, 4
+PAGE = 256
+SLOW_S, FAST_S, PROBE_S = 0.001, 0.0007, 1.0  # of one COMMIT, on average
+IDLE_FRAMES, FULL_FRAMES = 200, 1000
+WAL_BYTES, RESERVE_BYTES = 4 << 20, 8 << 20
+MEMO_EACH, MEMO_IDLE, MEMO_CLOSE = 4096, 512, 128
+SIGNATURE = 96  # root and signature; a shorter cell is the entry's own hash
+
+_SCHEMA = (
+    """create table entry(seq integer primary key, line blob not null, back integer not null, open blob, sig blob)
+       strict""",
+    """create table tile(level integer not null, n integer not null, data blob not null, primary key(level, n))
+       strict, without rowid""",
+    """create table saga(first integer primary key, saga text not null, head integer not null, open integer not null,
+       named integer not null) strict""",
+    "create index saga_open on saga(first) where open = 1",
+    "create index saga_named on saga(saga) where named = 1",
+    """create table memo(view text primary key, version integer not null, seq integer not null, h blob not null,
+       blob blob not null) strict, without rowid""",
+    "create table pack(n integer primary key, lines blob not null, opens blob) strict",
+)
+
+_ENTRY = "insert into entry values(?,?,?,?,?)"
+_SAGA_BEGUN = "insert into saga values(?,?,?,1,?)"
+_SAGA_ENDED = "update saga set head = ?, open = 0 where first = ?"
+_TILE = "insert into tile values(1,?,?)"
+_SIGN = "update entry set sig = ? where seq = ?"
+_LINES = "select line from entry where seq >= ? order by seq limit ?"
+
+_SIGNED_KINDS = {ENDED, "step.answered"}
+_SIGNED_FAMILIES = ("vote.", "switch.", "key.", "redaction.", "compaction.")
+_INTENDED, _FOR_GOOD = "step.intended", "irreversible"
+
+# With no space left only this may be written: what tells how things stand, unwinds them, or stops more.
+OUTCOMES = frozenset(
+    "step.done step.failed step.lost step.landed step.probed step.accepted saga.unwinding saga.escalated saga.ended "
+    "saga.joined saga.released saga.suspended saga.taken".split()
+)
+OUTCOME_FAMILIES = ("undo.", "switch.")
+
+
+class Keys(Protocol):
+    """The device behind a log (identity.py)."""
+
+    origin: str
+
+    def genesis(self) -> Draft:
+        """The first fact."""
+
+    def sign(self, size: int, root: bytes) -> bytes:
+        """The signature over this head, 64 bytes."""
+
+    def anchor(self, size: int, root: bytes, signature: bytes, /) -> Any:
+        """Remember this head outside the file."""
+
+
+class Head(NamedTuple):
+    """A signed head."""
+
+    size: int
+    root: bytes
+    signature: bytes
+
+
+# ---- the files ------------------------------------------------------------------------------------------------------
+
+_ONE = ctypes.c_int(1)
+_BUFFER = 256
+_statx: Any = None
+if sys.platform == "linux":
+    _statx = getattr(ctypes.PyDLL(None), "statx", None)  # PyDLL: a GIL given away here would be lost to a busy loop
+
+
+def _inode(path: bytes) -> bytes:
+    """Device and inode of a file, empty if it is not there.
+
+    Never asks for times: on Linux 6.13 and newer that makes the next write stamp the inode, and each commit 1.4x.
+    """
+    if _statx is None:
+        try:
+            stat = os.stat(path)
+        except OSError:
+            return b""
+        return b"%d:%d" % (stat.st_dev, stat.st_ino)
+    buffer = ctypes.create_string_buffer(_BUFFER)
+    if _statx(-100, path, 0, 0x100, buffer):  # AT_FDCWD, STATX_INO
+        return b""
+    return buffer.raw[32:40] + buffer.raw[136:144]
+
+
+def _size(path: bytes) -> int:
+    """Bytes of a file, without asking for its times."""
+    if _statx is None:
+        return os.stat(path).st_size
+    buffer = ctypes.create_string_buffer(_BUFFER)
+    if _statx(-100, path, 0, 0x200, buffer):  # STATX_SIZE
+        return 0
+    return int.from_bytes(buffer.raw[40:48], sys.byteorder)
+
+
+_open_dbs: weakref.WeakSet[_Db] = weakref.WeakSet()
+
+
+class _Db:
+    """One connection with our pragmas, and how long it may wait for another process."""
+
+    def __init__(self, path: str, write: bool, patience: float = HELD_S) -> None:
+        if tuple(map(int, apsw.sqlite_lib_version().split("."))) < OLDEST_SQLITE:
+            raise TheyErred(
+                f"SQLite {apsw.sqlite_lib_version()} can corrupt a log.",
+                next=f"Install an apsw with SQLite {'.'.join(map(str, OLDEST_SQLITE))} or newer.",
+                code="old_sqlite",
+            )
+        self.path = path
+        self.frames = 0
+        self.deadline = monotonic() + patience
+        if _inherited:
+            _own_locks(path)
+        flags = apsw.SQLITE_OPEN_READWRITE | (apsw.SQLITE_OPEN_CREATE if write else 0)
+        try:
+            self.db = apsw.Connection(path, flags=flags)
+        except apsw.CantOpenError:
+            raise HomeRefused(f"{path} cannot be opened.", next="Look at its folder and its modes.") from None
+        self.db.set_busy_handler(self._busy)
+        self.db.set_wal_hook(self._wrote)  # in place of SQLite's own autocheckpoint; see `SqliteLog._tidy`
+        # The -wal outlives its last connection: nobody pays again for its blocks, and its inode stays what it was.
+        self.db.config(apsw.SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, 1)
+        self.db.file_control("main", apsw.SQLITE_FCNTL_PERSIST_WAL, ctypes.addressof(_ONE))
+        self.run: Callable[..., Any] = self.db.cursor().execute
+        self.many: Callable[..., Any] = self.db.cursor().executemany
+        try:
+            self._accept()
+        except BaseException:
+            self.db.close()
+            raise
+        _open_dbs.add(self)
+
+    def _accept(self) -> None:
+        """Refuse what is not ours or too new before anything is changed."""
+        try:
+            ours, version = self.pragma("application_id"), self.pragma("user_version")
+        except (apsw.NotADBError, apsw.CorruptError) as error:
+            raise Damaged("This is not a database, or a damaged one.", next="Run `amends verify`.") from error
+        if ours not in (0, APPLICATION_ID) or (not ours and self.one("select count(*) from sqlite_schema")):
+            raise Malformed("This is a database of another program.", finding="E_APPLICATION")
+        too_new(version)
+
+    def _busy(self, tries: int) -> bool:
+        if monotonic() >= self.deadline:
+            return False
+        sleep(random.uniform(0.0002, 0.001 if tries < 200 else 0.01))  # noqa: S311
+        return True
+
+    def _wrote(self, _db: apsw.Connection, _name: str, frames: int) -> int:
+        self.frames = frames
+        return 0
+
+    def one(self, sql: str, bindings: Sequence[Any] = ()) -> Any:
+        """The first column of the only row, None if there is none. A half-read statement would pin its snapshot."""
+        rows = self.run(sql, bindings).fetchall()
+        return rows[0][0] if rows else None
+
+    def pragma(self, name: str, value: Any = None) -> Any:
+        return self.db.pragma(name, value) if value is not None else self.db.pragma(name)
+
+    def begin(self, patience: float) -> bool:
+        """BEGIN IMMEDIATE; False if another process kept the write lock for so long."""
+        self.deadline = monotonic() + patience
+        try:
+            self.run("begin immediate")
+        except (apsw.BusyError, apsw.ProtocolError):
+            return False
+        return True
+
+    def rollback(self) -> None:
+        if self.db.in_transaction:
+            self.run("rollback")
+
+    def close(self) -> None:
+        self.db.close()
+
+
+def too_new(version: int) -> None:
+    """Raise TooNew for a file that a newer amends has migrated."""
+    if version > SCHEMA_VERSION:
+        raise TooNew(
+            f"This log has schema version {version}; this amends knows {SCHEMA_VERSION}.", next="Use the newer amends."
+        )
+
+
+def _write_db(path: str) -> _Db:
+    """A connection that writes; makes the tables of a new file."""
+    db = _Db(path, True)
+    try:
+        db.pragma("auto_vacuum", 2)  # of a new file only, and first: INCREMENTAL
+        db.pragma("page_size", 4096)
+        _become_wal(db)
+        db.pragma("synchronous", "FULL")
+        db.pragma("secure_delete", 1)
+        db.pragma("cache_size", -8000)
+        if sys.platform == "darwin":
+            db.pragma("fullfsync", 1)
+        if not db.pragma("application_id"):
+            _make_tables(db)
+        too_new(db.pragma("user_version"))
+    except BaseException:
+        db.close()
+        raise
+    return db
+
+
+def _become_wal(db: _Db) -> None:
+    """SQLite does not ask the busy handler here, so two processes that make one file need this loop."""
+    end = monotonic() + HELD_S
+    while True:
+        try:
+            if db.pragma("journal_mode", "wal") == "wal":
+                return
+            raise HomeRefused("This file system does not carry a write-ahead log.", next="Move the home elsewhere.")
+        except apsw.BusyError:
+            if monotonic() > end:
+                raise
+            sleep(random.uniform(0.0005, 0.005))  # noqa: S311
+
+
+def _make_tables(db: _Db) -> None:
+    if not db.begin(HELD_S):
+        raise LogHeld("Another process is making this log and does not finish.", next="Look for a stopped process.")
+    try:
+        if not db.pragma("application_id"):
+            for table in _SCHEMA:
+                db.run(table)
+            db.pragma("application_id", APPLICATION_ID)
+            db.pragma("user_version", SCHEMA_VERSION)
+        db.run("commit")
+    finally:
+        db.rollback()
+
+
+def _preallocate(db: _Db, wal: bytes) -> None:
+    """Write 4 MB of -wal that never count (rolled back): overwriting a block is 0.6x the fsync of appending one."""
+    if _size(wal) >= WAL_BYTES:
+        return
+    db.pragma("cache_size", 64)  # so small that the rows spill into the -wal
+    try:
+        if db.begin(HELD_S):
+            db.run("create table padding(bytes blob)")
+            for _ in range(WAL_BYTES // 500_000 + 1):
+                db.run("insert into padding values(zeroblob(500000))")
+    finally:
+        db.rollback()
+        db.pragma("cache_size", -8000)
+
+
+# ---- waiting --------------------------------------------------------------------------------------------------------
+
+
+class _Waiter:
+    """One who waits: a future on its own loop, or a thread on a bell of its own."""
+
+    __slots__ = ("answer", "bell", "future", "loop", "since", "sync")
+
+    def __init__(self, sync: int, loop: Any = None, future: Any = None) -> None:
+        self.sync, self.loop, self.future = sync, loop, future
+        self.bell: Any = None
+        self.answer: Any = None
+        self.since = monotonic()
+
+
+def _settle(future: Any, answer: Any) -> None:
+    if future.done():  # cancelled: the facts stand all the same
+        return
+    if isinstance(answer, BaseException):
+        future.set_exception(answer)
+    else:
+        future.set_result(answer)
+
+
+class _Bell:
+    """Rings once however often it is struck; who waits for it may also wake by time."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._lock.acquire()
+
+    def ring(self) -> None:
+        try:
+            self._lock.release()
+        except RuntimeError:
+            return  # it rings already
+
+    def wait(self, seconds: float | None) -> None:
+        self._lock.acquire(timeout=-1 if seconds is None else seconds)
+
+
+def _rings(bell: _Bell) -> Callable[[Any], None]:
+    """For a weak reference: the thread learns that its log is gone."""
+    return lambda _: bell.ring()
+
+
+class _Signs(dict[str, bool]):
+    """Kind -> whether its commit signs."""
+
+    def __missing__(self, kind: str) -> bool:
+        answer = self[kind] = kind in _SIGNED_KINDS or kind.startswith(_SIGNED_FAMILIES)
+        return answer
+
+
+_signs = _Signs()
+_BARE = Context()  # decisions see no caller's context variables
+
+
+def _running_loop() -> Any:
+    """The event loop of this thread, without importing asyncio for those who have none."""
+    events = sys.modules.get("asyncio.events")
+    look = getattr(events, "_get_running_loop", None)
+    return look() if look else None
+
+
+# ---- the log --------------------------------------------------------------------------------------------------------
+
+
+class SqliteLog:
+    """The `Log` port over one SQLite file.
+
+    `identity` signs and anchors; it may be anything when `write` is False. `holder()` names who holds the file, for
+    LogHeld. `warn` is told what a person should know; it is kept in `warnings` as well. `commits` and `records_written`
+    count for tests and benches.
+    """
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        view: View,
+        identity: Any,
+        *,
+        clock: Clock | None = None,
+        write: bool = True,
+        holder: Callable[[], str] | None = None,
+        warn: Callable[[str], None] | None = None,
+        reserve: str | os.PathLike[str] | None = None,
+    ) -> None:
+        self.path = os.fspath(path)
+        self.identity: Keys = identity
+        self.origin: str = identity.origin
+        self.clock: Clock = clock or SystemClock()
+        self.view: Any = known(view, self)
+        self.warnings: list[str] = []
+        self.commits = self.records_written = 0
+        self._warn, self._holder, self._write = warn, holder or (lambda: ""), write
+        self._reserve = os.fspath(reserve) if reserve is not None else str(Path(self.path).parent / "reserve")
+        self._wal = os.fsencode(self.path) + b"-wal"
+        self._chain = Chain(self.view)
+        self._size = self._memo_at = 0  # _size, _hash: the head as acknowledged; the chain may be ahead of it
+        self._hash = ""
+        self._signed: Head | None = None
+        self._signed_at = self._anchored_at = 0.0
+        self._anchored = 0
+        self._covered: list[tuple[bytes, int]] = []
+        self._full = False
+        self._full_at = 0.0
+        self._closed = False
+        self._db: _Db | None = None
+        self._reader: _Db | None = None
+        self._pending: tuple[list[Row], list[tuple[_Waiter | None, Any]], bool, int] | None = None
+        self._fresh_locks()
+        with self._lock:
+            self._open()
+        _logs.add(self)
+
+    def _fresh_locks(self) -> None:
+        """Everything that threads share: made at the start, and anew in a forked child."""
+        self._lock = threading.RLock()
+        self._read_lock = threading.RLock()
+        self._queue: deque[tuple[Decide, _Waiter | None]] = deque()
+        self._urgent = FILED
+        self._due: set[Any] = set()
+        self._owed: deque[tuple[_Waiter | None, Any]] = deque()
+        self._bell = _Bell()
+        self._thread: threading.Thread | None = None
+        self._parked = True
+        self._seen: Any = None
+        self._dirty = False
+        self._quiet_since = 0.0
+        self._grew = threading.Condition(threading.Lock())
+        self._waiting = 0
+        self._average = 0.0
+        self._slow = False
+        self._probe_at = 0.0
+        self._stale = False
+
+    # -- opening ------------------------------------------------------------------------------------------------------
+
+    def _open(self) -> None:
+        """Connect, fold, check the tail. The lock is held. For a new file: write the genesis."""
+        self._db = db = _write_db(self.path) if self._write else _Db(self.path, False)
+        self._level = DURABLE
+        if not self._write:
+            db.pragma("query_only", 1)
+            self._version = db.pragma("data_version")
+            self._refold()
+            self._stand()
+            return
+        _preallocate(db, self._wal)
+        if not db.begin(HELD_S):
+            raise self._held()
+        try:
+            self._wal_inode = _inode(self._wal)
+            self._version = db.one("pragma data_version")
+            self._refold()
+            if not self._chain.size:
+                self._begin_log()
+            else:
+                self._sign_tail()
+            db.run("commit")
+        except BaseException:
+            db.rollback()
+            db.close()
+            self._db = None
+            raise
+        self._stand()
+        self._guard()
+        self._anchor_now()
+        self._average = 0.0
+
+    def _begin_log(self) -> None:
+        chain = self._chain
+        rows, [(_, answer)] = chain.take([(lambda view, now: (self.identity.genesis(),), self)], chain.now(self.clock))
+        if isinstance(answer, BaseException):
+            raise answer
+        self._insert(rows)
+
+    def _sign_tail(self) -> None:
+        """What a crash left unsigned is checked against the hash in its row, signed, and said."""
+        unsigned = self._chain.size - (self._signed.size if self._signed else 0)
+        if not unsigned:
+            return
+        quiet = self.clock.wall_us() - self._chain.at
+        self._sign_last()
+        if quiet > 2_000_000:  # a live process would have signed by now
+            self._say(f"The last {unsigned} records were not signed when the log was last left; they are now.")
+
+    def _say(self, text: str) -> None:
+        self.warnings.append(text)
+        if self._warn:
+            self._warn(text)
+
+    def _held(self) -> LogHeld:
+        who = self._holder()
+        return LogHeld(
+            f"Another process has held the log's write lock for {HELD_S:.0f} s{': ' + who if who else ''}.",
+            next="If it is stopped, continue it (`kill -CONT`) or end it; nothing is lost.",
+        )
+
+    def _stand(self) -> None:
+        self._size, self._hash = self._chain.size, self._chain.prev
+
+    # -- the fold -----------------------------------------------------------------------------------------------------
+
+    def _refold(self) -> None:
+        """Become what the file says, in a view of its own, and then put it in the place of the old."""
+        view = known(fresh(self.view), self)
+        chain, old = Chain(view), self._chain
+        self._chain = chain
+        try:
+            chain = self._from_memo(chain)
+            self._memo_at = chain.size
+            self._catch_up()
+            self._plant()
+        except BaseException:
+            self._chain = old
+            raise
+        self.view, self._stale = chain.view, False
+
+    def _from_memo(self, chain: Chain) -> Chain:
+        assert self._db is not None
+        name = _view_name(chain.view)
+        rows = self._db.run("select version, seq, h, blob from memo where view = ?", (name,)).fetchall()
+        row = rows[0] if rows else None
+        if row is None or row[0] != chain.view.version:
+            return chain
+        line = self._db.one("select line from entry where seq = ?", (row[1] - 1,))
+        try:
+            if line is None or leaf(line) != row[2]:
+                raise ValueError("it stands at a record that the log does not have")
+            image = msgspec.msgpack.decode(row[3], type=tuple[bytes, bytes])
+            chain.view.load(image[0])
+            chain.load(image[1])
+            if chain.size != row[1] or chain.prev != row[2].hex():
+                raise ValueError("it does not stand where it says")
+        except (ValueError, TypeError, KeyError, msgspec.MsgspecError) as error:
+            self._say(f"The memo of {name} was dropped and the log folded from its start: {error}.")
+            chain = self._chain = Chain(known(fresh(self.view), self))
+        return chain
+
+    def _catch_up(self) -> None:
+        """Fold what others have written. Their runs were stored by them."""
+        assert self._db is not None
+        chain = self._chain
+        while True:
+            page = self._db.run(_LINES, (chain.size, BATCH)).fetchall()
+            chain.tree.extend([chain.follow(read(line), line) for (line,) in page])
+            if len(page) < BATCH:
+                break
+        chain.stored()
+
+    def _plant(self) -> None:
+        """Rebuild the edge of the tree from run roots and the lines after them; check it against the newest signature,
+        and the hashes that stand in unsigned rows."""
+        assert self._db is not None
+        chain, run = self._chain, self._db.run
+        self._signed = signed = self._newest_signature()
+        at = signed.size if signed else 0
+        roots = [data for _, data in run("select n, data from tile where level = 1 and n < ? order by n", (at // RUN,))]
+        if len(roots) < at // RUN:
+            raise Damaged("A run of the tree is missing.", next="Run `amends verify`.", seq=len(roots) * RUN)
+        start = at // RUN * RUN
+        tail: list[bytes] = []
+        sig = None
+        for seq, line, sig in run("select seq, line, sig from entry where seq >= ? order by seq", (start,)):
+            tail.append(leaf(line))
+            if seq >= at and sig is not None and sig != tail[-1]:
+                raise Damaged(f"Record {seq} is not what was written.", next="Run `amends verify`.", seq=seq)
+        if chain.size and sig is None:
+            raise Damaged("The last record lost its hash.", next="Run `amends verify`.", seq=chain.size - 1)
+        tree = Peaks.restore(roots, tail[: at - start])
+        if signed and tree.root() != signed.root:
+            raise Damaged(
+                f"The first {at} records are not those that were signed.", next="Run `amends verify`.", seq=at - 1
+            )
+        tree.extend(tail[at - start :])
+        tree.runs.clear()
+        chain.tree = tree
+
+    def _newest_signature(self) -> Head | None:
+        assert self._db is not None
+        rows = self._db.run(
+            "select seq, sig from entry where seq < ? and length(sig) = ? order by seq desc limit 1",
+            (self._chain.size, SIGNATURE),
+        ).fetchall()
+        return next((Head(seq + 1, sig[:32], sig[32:]) for seq, sig in rows), None)
+
+    # -- handing in ---------------------------------------------------------------------------------------------------
+
+    @property
+    def size(self) -> int:
+        return self._size
+
+    def commit(self, decide: Decide, sync: int = DURABLE) -> list[Entry]:
+        self._usable()
+        if self._lock._is_owned():  # type: ignore[attr-defined]
+            raise Closed(
+                "A decision, or a signal handler that interrupts a commit, cannot commit.",
+                next="Answer with facts, or commit afterwards.",
+                code="inside",
+            )
+        waiter = _Waiter(sync)
+        bell = waiter.bell = threading.Lock()
+        bell.acquire()
+        self._hand_in(decide, waiter)
+        self._serve(HELD_S)
+        while waiter.answer is None and not bell.acquire(timeout=POLL_S):
+            self._serve(HELD_S)  # never needed, unless whoever held the lock was interrupted on its way out
+        if isinstance(waiter.answer, BaseException):
+            raise waiter.answer
+        entries: list[Entry] = waiter.answer
+        return entries
+
+    def acommit(self, decide: Decide, sync: int = DURABLE) -> asyncio.Future[list[Entry]]:
+        loop = _running_loop()
+        if loop is None:
+            raise RuntimeError("acommit needs a running event loop; commit does not.")
+        self._usable()
+        future: asyncio.Future[list[Entry]] = loop.create_future()
+        self._hand_in(decide, _Waiter(sync, loop, future))
+        if self._slow and not self._probing():
+            self._bell.ring()
+        elif loop not in self._due:
+            self._due.add(loop)
+            loop.call_soon(self._on_loop, loop, context=_BARE)
+        return future
+
+    def append(self, decide: Decide) -> None:
+        self._usable()
+        self._hand_in(decide, None)
+        if len(self._queue) >= QUEUE_SOFT and not self._lock._is_owned():  # type: ignore[attr-defined]
+            self._serve(LOOP_PATIENCE_S if _running_loop() else HELD_S)
+            if len(self._queue) >= QUEUE_HARD:  # memory is bounded, even at the price of this thread waiting
+                self.flush()
+
+    def _hand_in(self, decide: Decide, waiter: _Waiter | None) -> None:
+        if waiter is not None and waiter.sync > self._urgent:
+            self._urgent = waiter.sync
+        self._queue.append((decide, waiter))
+        if self._parked:
+            self._wake()
+
+    def _usable(self) -> None:
+        if self._closed:
+            raise Closed("This log is closed.")
+        if not self._write:
+            raise HomeRefused("This log was opened for reading only.", code="read_only")
+
+    def _on_loop(self, loop: Any) -> None:
+        self._due.discard(loop)
+        self._serve(LOOP_PATIENCE_S)
+
+    def _probing(self) -> bool:
+        """On a slow disk: whether it is time to try this thread again."""
+        now = monotonic()
+        if now < self._probe_at:
+            return False
+        self._probe_at = now + PROBE_S
+        return True
+
+    def flush(self) -> None:
+        if self._lock._is_owned():  # type: ignore[attr-defined]
+            return
+        left = len(self._queue)
+        while left and not self._closed:
+            with self._holding():
+                self._batch(HELD_S)
+            if len(self._queue) >= left:  # it cannot be written now; what failed was said to whoever waits
+                return
+            left = len(self._queue)
+
+    @contextmanager
+    def _holding(self) -> Iterator[None]:
+        """The commit lock, for anything but a commit. Who was turned away meanwhile is served."""
+        try:
+            with self._lock:
+                yield
+        finally:
+            if self._queue and not self._lock._is_owned():  # type: ignore[attr-defined]
+                self._serve(LOOP_PATIENCE_S)
+
+    # -- committing ---------------------------------------------------------------------------------------------------
+
+    def _serve(self, patience: float, turns: int = TURNS) -> None:
+        """Commit what is queued. If somebody else is at it, leave it to them: they look again after letting go."""
+        lock = self._lock
+        for _ in range(turns):
+            if not self._queue:
+                return
+            done = True
+            try:
+                if not lock.acquire(False):
+                    return
+                done = self._batch(patience)
+            finally:
+                # An interrupt may strike between any two instructions; ask who owns it and not what we remember.
+                if lock._is_owned():  # type: ignore[attr-defined]
+                    lock.release()
+            if not done:
+                break
+        if self._queue:
+            self._slow_down()
+
+    def _slow_down(self) -> None:
+        """This thread has done its share, or may not wait longer: the log's own thread goes on."""
+        self._seen = self._queue[0] if self._queue else None
+        self._wake()
+        self._bell.ring()
+
+    def _batch(self, patience: float) -> bool:
+        """One transaction for what is queued. The lock is held. False: another process kept the file all the time."""
+        batch: list[tuple[Decide, _Waiter | None]] = []
+        self._pending = None
+        try:
+            db = self._ready()
+            if self._owed:
+                self._pay()
+            level = self._urgent
+            if level != self._level:
+                db.run("pragma synchronous=FULL" if level == DURABLE else "pragma synchronous=NORMAL")
+                self._level = level
+            if not db.begin(patience):
+                self._give_up()
+                return False
+            self._look()
+            self._take(batch, level)
+            rows, answers = self._link(batch)
+            if not rows:
+                self._pending = ([], answers, False, level)
+                db.run("rollback")
+                self._landed(*self._pending)
+                return True
+            must = self._insert(rows)
+            self._pending = (rows, answers, must, level)
+            began = monotonic()
+            db.run("commit")
+            if level == DURABLE:
+                self._measure(monotonic() - began)
+            self._landed(*self._pending)
+        except BaseException as error:
+            self._failed(batch, error)
+            if not isinstance(error, Exception):
+                raise
+        return True
+
+    def _ready(self) -> _Db:
+        if self._db is None or self._stale:
+            self._reopen()
+        if self._full and monotonic() - self._full_at > 1:
+            self._full_at = monotonic()
+            self._full = not self._keep_reserve()
+        assert self._db is not None
+        return self._db
+
+    def _look(self) -> None:
+        """Inside a transaction: fold what other processes have written since."""
+        assert self._db is not None
+        version = self._db.one("pragma data_version")
+        if version != self._version:
+            too_new(self._db.one("pragma user_version"))
+            self._catch_up()
+            self._version = version
+            self._stand()
+
+    def _take(self, batch: list[tuple[Decide, _Waiter | None]], level: int) -> None:
+        queue = self._queue
+        while queue and len(batch) < BATCH:
+            job = queue.popleft()
+            if job[1] is not None and job[1].sync > level:  # handed in since; it asks for more than this commit gives
+                queue.appendleft(job)
+                self._urgent = job[1].sync
+                return
+            batch.append(job)
+        if not queue:
+            self._urgent = FILED
+
+    def _link(self, batch: list[tuple[Decide, _Waiter | None]]) -> tuple[list[Row], list[tuple[_Waiter | None, Any]]]:
+        """Fold the batch; what spoils the fold is left out and the rest run again on a new one."""
+        batch = batch[:] if not self._full else [(_outcomes_only(decide), waiter) for decide, waiter in batch]
+        refused: list[tuple[_Waiter | None, Any]] = []
+        while True:
+            chain = self._chain
+            try:
+                first = chain.take_clock(self.clock)
+                rows, answers = chain.take(batch, chain.now(self.clock))
+                return first + rows, answers + refused
+            except Spoiled as spoiled:
+                refused.append((batch.pop(spoiled.place)[1], spoiled.error))
+                self._refold()
+
+    def _insert(self, rows: list[Row]) -> bool:
+        """Write the rows, the sagas that began and ended, full runs, and the signature or hash of the last entry.
+
+        Says whether the head must be anchored before anyone is told.
+        """
+        assert self._db is not None
+        chain, many, signed = self._chain, self._db.many, self._signed
+        for_good = False
+        signs = (
+            signed is None or chain.size - signed.size >= SIGN_ENTRIES or monotonic() - self._signed_at >= SIGN_S
+        )
+        for row in rows:
+            kind = row[0].kind
+            if kind == _INTENDED:
+                for_good = for_good or row[0].sem == _FOR_GOOD
+            elif _signs[kind]:
+                signs = True
+        sig = self._seal() if signs or for_good else rows[-1][4]
+        first = chain.size - len(rows)
+        cells: list[tuple[Any, ...]] = [(first + i, row[1], row[2], row[3], None) for i, row in enumerate(rows)]
+        cells[-1] = (*cells[-1][:4], sig)
+        many(_ENTRY, cells)
+        if chain.begun:
+            many(_SAGA_BEGUN, [(seq, saga, seq, named) for seq, saga, named in chain.begun])
+        if chain.ended:
+            many(_SAGA_ENDED, chain.ended)
+        if chain.tree.runs:
+            many(_TILE, chain.tree.runs)
+        return for_good
+
+    def _seal(self) -> bytes:
+        """Root and signature of the head as it stands; an older signature of the same thousand is covered by it."""
+        chain, old = self._chain, self._signed
+        root = chain.tree.root()
+        new = self._signed = Head(chain.size, root, self.identity.sign(chain.size, root))
+        self._signed_at = monotonic()
+        if old and old.size // SIGN_ENTRIES == new.size // SIGN_ENTRIES and old.size < new.size:
+            self._cover(old.size - 1)
+        return root + new.signature
+
+    def _cover(self, seq: int) -> None:
+        assert self._db is not None
+        line = self._db.one("select line from entry where seq = ?", (seq,))
+        if line is not None:
+            self._db.run(_SIGN, (leaf(line), seq))
+
+    def _sign_last(self) -> None:
+        """Sign the head in the row that is there already. Inside a transaction."""
+        assert self._db is not None
+        self._db.run(_SIGN, (self._seal(), self._chain.size - 1))
+
+    def _landed(self, rows: list[Row], answers: list[tuple[_Waiter | None, Any]], must: bool, level: int) -> None:
+        """The transaction is over. Its facts stand, whatever happens here; run twice, it tells nobody twice."""
+        if rows:
+            self._guard()
+            self._stand()
+            self._chain.stored()
+            self.commits += 1
+            self.records_written += len(rows)
+            self._quiet_since = now = monotonic()
+            self._dirty = True
+            if level == DURABLE and (must or now - self._anchored_at >= ANCHOR_S):
+                self._anchor_now()
+        self._owed.extend(answers)
+        self._pending = None
+        self._pay()
+        assert self._db is not None
+        if self._db.frames >= FULL_FRAMES:  # here and not inside the commit: everyone has been told
+            self._checkpoint()
+
+    def _guard(self) -> None:
+        """The -wal under us is the one that was opened, or nothing is acknowledged."""
+        if _inode(self._wal) != self._wal_inode:
+            self._stale = True
+            raise LogReplaced(
+                f"The write-ahead log of {self.path} was replaced or removed while it was open.",
+                next="Find the program that did it; what was not acknowledged may be lost.",
+            )
+
+    def _anchor_now(self) -> None:
+        signed = self._signed
+        if signed is None or signed.size <= self._anchored:
+            return
+        self._anchored_at = monotonic()
+        try:
+            self.identity.anchor(*signed)
+        except OSError as error:  # the facts are durable; what is lost is notice of an older copy put in their place
+            self._say(f"The anchor could not be written ({error.strerror or error}).")
+        else:
+            self._anchored = signed.size
+
+    def _pay(self) -> None:
+        """Tell each waiter, on its own loop. What an interrupt leaves over is told by whoever comes next."""
+        owed = self._owed
+        here = _running_loop()
+        away: dict[Any, list[tuple[Any, Any]]] = {}
+        while owed:
+            waiter, answer = owed[0]
+            if waiter is None:
+                if isinstance(answer, BaseException):
+                    self._say(not_appended(answer))
+            elif waiter.loop is None:
+                if waiter.answer is None:
+                    waiter.answer = answer
+                    waiter.bell.release()
+            elif waiter.loop is here:
+                _settle(waiter.future, answer)
+            else:
+                away.setdefault(waiter.loop, []).append((waiter.future, answer))
+            owed.popleft()
+        for loop, answers in away.items():
+            try:
+                loop.call_soon_threadsafe(_settle_all, answers)
+            except RuntimeError:
+                continue  # the loop is closed: nobody is left to be told, and the facts stand
+        self._told_waiting()
+
+    def _measure(self, seconds: float) -> None:
+        """Where commits run: with the caller while they are fast. Checkpoints run after this look and do not count."""
+        self._average = average = self._average + 0.1 * (min(seconds, 4 * SLOW_S) - self._average)
+        if self._slow and (average < FAST_S or seconds < FAST_S and _running_loop()):
+            self._slow, self._average = False, min(average, FAST_S)
+        elif average > SLOW_S and not self._slow:
+            self._slow, self._probe_at = True, monotonic() + PROBE_S
+
+    def _checkpoint(self) -> None:
+        assert self._db is not None
+        self._db.deadline = 0.0
+        try:
+            self._db.db.wal_checkpoint("main", apsw.SQLITE_CHECKPOINT_PASSIVE)
+        except (apsw.BusyError, apsw.LockedError):
+            return  # another process is at it
+        except apsw.Error as error:
+            self._say(f"A checkpoint failed ({error}); the log goes on in its -wal.")
+        finally:
+            self._db.frames = 0
+
+    def _failed(self, batch: list[tuple[Decide, _Waiter | None]], error: BaseException) -> None:
+        """Finish, if the transaction was over before the interrupt; else roll back. Nobody is left waiting."""
+        pending, self._pending = self._pending, None
+        if pending and self._did_land(pending[0]):
+            self._landed(*pending)
+            return
+        self._restore()
+        if not isinstance(error, Exception):  # not about them: their facts go into the next commit
+            self._again(batch)
+            self._slow_down()
+        elif isinstance(error, apsw.FullError) and not self._full:
+            self._full, self._full_at = True, monotonic()
+            self._free_reserve()
+            self._say("No space is left on the disk: only outcomes, unwinding and halts are written until there is.")
+            self._again(batch)
+        else:
+            error = error if isinstance(error, AmendsError) else _spoken(error)
+            if not batch:  # it could not even begin
+                batch = self._drain(lambda waiter: True)
+            self._owed.extend((waiter, copy(error)) for _, waiter in batch)
+            self._pay()
+
+    def _did_land(self, rows: list[Row]) -> bool:
+        """Whether a transaction that we do not remember ending is in the file."""
+        if self._db is None or self._stale:
+            return False
+        if not rows:
+            return True
+        try:
+            if self._db.db.in_transaction:
+                return False
+            last = rows[-1]
+            return bool(self._db.one("select line from entry where seq = ?", (last.entry.seq,)) == last.line)
+        except apsw.Error:
+            self._stale = True
+            return False
+
+    def _restore(self) -> None:
+        """Roll back and make the fold what the file says again; if that fails too, at the next use."""
+        if self._db is None or self._stale:
+            return
+        try:
+            self._db.rollback()
+            self._refold()
+            self._stand()
+        except Exception:  # the next use opens anew, and says what is wrong
+            self._stale = True
+
+    def _again(self, batch: list[tuple[Decide, _Waiter | None]]) -> None:
+        self._queue.extendleft(reversed(batch))
+        self._urgent = max([self._urgent, *(w.sync for _, w in batch if w is not None)])
+
+    def _drain(self, gone: Callable[[_Waiter], bool]) -> list[tuple[Decide, _Waiter | None]]:
+        """Take those out of the queue whose waiter is to go; appended facts stay."""
+        jobs = [self._queue.popleft() for _ in range(len(self._queue))]  # others only add
+        kept: list[tuple[Decide, _Waiter | None]] = []
+        out: list[tuple[Decide, _Waiter | None]] = []
+        for job in jobs:
+            (out if job[1] is not None and gone(job[1]) else kept).append(job)
+        self._queue.extendleft(reversed(kept))
+        return out
+
+    def _give_up(self) -> None:
+        """Another process kept the file: who has waited 30 s is told, the rest stays."""
+        edge = monotonic() - HELD_S
+        late = self._drain(lambda waiter: waiter.since <= edge)
+        if late:
+            error = self._held()
+            self._owed.extend((waiter, copy(error)) for _, waiter in late)
+            self._pay()
+
+    # -- no space -----------------------------------------------------------------------------------------------------
+
+    def _free_reserve(self) -> None:
+        try:
+            os.unlink(self._reserve)
+        except FileNotFoundError:
+            return
+
+    def _keep_reserve(self) -> bool:
+        """Write the reserve if it is not there; say whether it is."""
+        part = f"{self._reserve}.{os.getpid()}"
+        try:
+            if os.path.getsize(self._reserve) >= RESERVE_BYTES:
+                return True
+        except FileNotFoundError:
+            pass  # that is what we are here for
+        try:
+            with open(part, "wb", buffering=0) as file:
+                os.chmod(part, 0o600)
+                block = bytes(1 << 20)
+                for _ in range(RESERVE_BYTES >> 20):
+                    file.write(block)
+            os.replace(part, self._reserve)
+        except OSError as error:
+            if os.path.exists(part):
+                os.unlink(part)
+            if error.errno in (errno.ENOSPC, errno.EDQUOT):
+                return False
+            raise
+        return True
+
+    # -- reopening ----------------------------------------------------------------------------------------------------
+
+    def _reopen(self) -> None:
+        """After a fork, a replaced -wal or a fold that could not be made: connect anew. What was acknowledged must be
+        there, else this device would go on to write a second history."""
+        size, head = self._size, self._hash
+        self._close_connections()
+        self._open()
+        assert self._db is not None
+        if size:
+            line = self._db.one("select line from entry where seq = ?", (size - 1,))
+            if line is None or leaf(line).hex() != head:
+                self._size, self._hash, self._stale = size, head, True
+                raise LogReplaced(
+                    f"The log at {self.path} no longer holds what was acknowledged.",
+                    next="End this program; `amends verify` tells more.",
+                )
+
+    def _close_connections(self) -> None:
+        db, reader, self._db, self._reader = self._db, self._reader, None, None
+        for each in (db, reader):
+            if each is not None:
+                each.close()
+
+    # -- the log's own thread -----------------------------------------------------------------------------------------
+
+    def _wake(self) -> None:
+        self._parked = False
+        if self._thread is None or not self._thread.is_alive():
+            self._thread = threading.Thread(
+                target=_keep, args=(self._bell, weakref.ref(self, _rings(self._bell))), name="amends-log", daemon=True
+            )
+            self._thread.start()
+        self._bell.ring()
+
+    def _tick(self) -> float | None:
+        """What is due now; seconds until the next look, None if nothing is pending."""
+        if self._queue:
+            try:
+                head = self._queue[0]
+            except IndexError:
+                return 0.0
+            if self._slow or head is self._seen:
+                self._seen = None
+                self._serve(HELD_S, sys.maxsize)
+                return 0.001 if self._queue else LAZY_S
+            self._seen = head
+            return LAZY_S
+        if self._dirty:
+            left = self._quiet_since + IDLE_S - monotonic()
+            if left > 0 and self._size - self._memo_at < MEMO_EACH:
+                return min(left, LAZY_S)
+            if not self._rest():
+                return LAZY_S
+        self._parked = True
+        if self._queue or self._dirty:  # handed in while we lay down
+            self._parked = False
+            return LAZY_S
+        return None
+
+    def _rest(self) -> bool:
+        """Sign, anchor, write memo and reserve, checkpoint. False: not now, try again."""
+        if not self._lock.acquire(timeout=LAZY_S):
+            return False
+        try:
+            if self._owed:
+                self._pay()
+            self._dirty = False
+            if self._closed or self._db is None or self._stale:
+                return True
+            facts = self._chain.size - self._memo_at
+            busy = monotonic() - self._quiet_since < IDLE_S
+            self._dirty = busy
+            if not self._sign(LAZY_S, memo=facts >= (MEMO_EACH if busy else MEMO_IDLE)):
+                self._dirty = True
+                return False
+            if self._db.frames > IDLE_FRAMES and not busy:
+                self._checkpoint()
+            if not self._full:
+                self._full = not self._keep_reserve()
+        except Exception as error:
+            self._say(f"Tidying up while idle failed: {error}")
+        finally:
+            self._lock.release()
+            self._serve(HELD_S)
+        return True
+
+    def _sign(self, patience: float, memo: bool) -> bool:
+        """Catch up, sign the head if it is not signed, write the memo, anchor. The lock is held."""
+        assert self._db is not None
+        db = self._db
+        if self._level != DURABLE:
+            db.run("pragma synchronous=FULL")
+            self._level = DURABLE
+        if not db.begin(patience):
+            return False
+        before = self._signed
+        try:
+            self._look()
+            if self._signed is None or self._signed.size < self._chain.size:
+                newest = self._newest_signature()
+                if newest and newest.size == self._chain.size:
+                    self._signed = newest  # another process did
+                    self._touch(newest)
+                else:
+                    self._sign_last()
+            elif self._signed.size > self._anchored:
+                self._touch(self._signed)
+            elif not memo:
+                db.run("rollback")
+                return True
+            if memo:
+                self._write_memo()
+            db.run("commit")
+        except BaseException:
+            db.rollback()
+            self._signed = before
+            raise
+        self._stand()
+        self._guard()
+        self._anchor_now()
+        return True
+
+    def _touch(self, signed: Head) -> None:
+        """Write a signature again, so that this commit brings it to the disk: only then may it be anchored."""
+        assert self._db is not None
+        self._db.run(_SIGN, (signed.root + signed.signature, signed.size - 1))
+
+    def _write_memo(self) -> None:
+        assert self._db is not None
+        chain = self._chain
+        image = msgspec.msgpack.encode((chain.view.dump(), chain.dump()))
+        self._db.run(
+            "insert or replace into memo values(?,?,?,?,?)",
+            (_view_name(chain.view), chain.view.version, chain.size, bytes.fromhex(chain.prev), image),
+        )
+        self._memo_at = chain.size
+
+    # -- reading ------------------------------------------------------------------------------------------------------
+
+    def refresh(self) -> None:
+        """Fold what other processes have appended. On an event loop's thread: unless somebody is committing, who does
+        that anyway."""
+        lock = self._lock
+        if lock._is_owned() or not lock.acquire(_running_loop() is None):  # type: ignore[attr-defined]
+            return
+        try:
+            self._refresh()
+        finally:
+            lock.release()
+            self._serve(LOOP_PATIENCE_S)
+
+    def _refresh(self) -> None:
+        if self._closed:
+            raise Closed("This log is closed.")
+        db = self._ready()
+        db.deadline = monotonic() + HELD_S
+        version = db.one("pragma data_version")
+        if version == self._version:
+            return
+        too_new(db.one("pragma user_version"))
+        try:
+            self._catch_up()
+        except BaseException:
+            self._stale = True  # half an entry may have been folded
+            raise
+        self._version = version
+        self._stand()
+        self._told_waiting()
+
+    def _told_waiting(self) -> None:
+        if self._waiting:
+            with self._grew:
+                self._grew.notify_all()
+
+    def _rows(self, sql: str, bindings: Sequence[Any]) -> list[Any]:
+        """A page, in a transaction of its own; inside a decision, from the transaction it runs in."""
+        if self._lock._is_owned() and self._db is not None:  # type: ignore[attr-defined]
+            return list(self._db.run(sql, bindings).fetchall())
+        with self._read_lock:
+            if self._closed:
+                raise Closed("This log is closed.")
+            if self._reader is None:
+                self._reader = _Db(self.path, False)
+                self._reader.pragma("query_only", 1)
+            self._reader.deadline = monotonic() + HELD_S
+            return list(self._reader.run(sql, bindings).fetchall())
+
+    def records(self, start: int = 0, stop: int | None = None) -> Iterator[Record]:
+        seq, end = max(0, start), 1 << 62 if stop is None else stop
+        while seq < end:
+            page = self._rows(
+                "select line, open from entry where seq >= ? and seq < ? order by seq limit ?", (seq, end, PAGE)
+            )
+            yield from [Record(read(line), line, blob) for line, blob in page]
+            if len(page) < PAGE:
+                return
+            seq += PAGE
+
+    def record(self, seq: int) -> Record:
+        for record in self.records(seq, seq + 1) if seq >= 0 else ():
+            return record
+        raise NotFound(f"There is no record {seq}.")
+
+    def thread(self, saga: str) -> list[Record]:
+        inside: bool = self._lock._is_owned()  # type: ignore[attr-defined]
+        if not inside:
+            self.refresh()
+        for _ in range(1000):
+            found = self._walk(saga, inside)
+            if found is not None:
+                return found
+            sleep(0.0005)  # a commit of another thread came in between
+        raise TheyErred(f"The records of {saga} could not be read while others kept writing.", code="busy")
+
+    def _walk(self, saga: str, inside: bool) -> list[Record] | None:
+        """From the saga's newest entry back. Outside a decision, what is being committed is not there yet."""
+        chain, size = self._chain, self._size
+        own = [row for row in chain.rows if row.entry.saga == saga and row.entry.seq >= size]
+        thread = chain.threads.get(saga)
+        rows: list[Record] = []
+        if own:
+            seq = own[0].back
+            rows = [Record(row.entry, row.line, row.blob) for row in reversed(own)] if inside else []
+        elif thread is not None:
+            seq = thread.head
+        else:
+            seq = self._ended_head(saga, chain.size if inside else size)
+        while seq >= 0:
+            found = self._rows("select line, back, open from entry where seq = ?", (seq,))
+            if not found:
+                return None
+            line, seq, blob = found[0]
+            rows.append(Record(read(line), line, blob))
+        return rows[::-1]
+
+    def _ended_head(self, saga: str, size: int) -> int:
+        for named in (1, 0):  # names have an index; other ids are random, and an index over those would cost every saga
+            sql = f"select head from saga where saga = ? and named = {named} and open = 0 and head < ?"
+            for (head,) in self._rows(sql + " order by first desc limit 1", (saga, size)):
+                return int(head)
+        return -1
+
+    def sagas(self, *, open_only: bool = False, before: int | None = None, limit: int | None = None) -> list[SagaRow]:
+        self.refresh()
+        sql = f"select first, head, saga, open from saga where {'open = 1 and ' if open_only else ''}first < ?"
+        bounds = (1 << 62 if before is None else before, -1 if limit is None else limit)
+        page = self._rows(sql + " order by first desc limit ?", bounds)
+        threads = self._chain.threads
+        rows = []
+        for first, head, saga, is_open in page:
+            thread = threads.get(saga) if is_open else None
+            rows.append(SagaRow(first, thread.head if thread else head, saga, bool(is_open)))
+        return rows
+
+    def wait(self, size: int, timeout: float) -> bool:
+        end = monotonic() + timeout
+        with self._grew:
+            self._waiting += 1
+        try:
+            while True:
+                self.refresh()
+                left = end - monotonic()
+                if self._size > size or left <= 0:
+                    return self._size > size
+                with self._grew:
+                    if self._size <= size:
+                        self._grew.wait(min(left, POLL_S))
+        finally:
+            with self._grew:
+                self._waiting -= 1
+
+    def head(self) -> tuple[int, bytes]:
+        """Size and RFC 6962 root, as last read."""
+        with self._holding():
+            return self._chain.size, self._chain.tree.root()
+
+    def signed(self) -> Head | None:
+        """The newest signed head in the file: size, root, signature."""
+        with self._holding():
+            return self._newest_signature()
+
+    def anchored(self) -> int:
+        """Up to which size this process has anchored the head."""
+        return self._anchored
+
+    def image(self) -> tuple[bytes, bytes]:
+        with self._holding():
+            return self.view.dump(), self._chain.dump()
+
+    def standing(self) -> bytes:
+        """The chain as bytes."""
+        return self.image()[1]
+
+    def sign_head(self) -> None:
+        """Sign the head now, on the disk, and anchor it. Raises LogHeld."""
+        self._usable()
+        self.flush()
+        with self._holding():
+            self._ready()
+            if not self._sign(HELD_S, memo=False):
+                raise self._held()
+
+    def truncate(self) -> None:
+        """Move everything into the database file and leave nothing in the -wal: after an erasure. Raises LogHeld."""
+        self._usable()
+        self.flush()
+        with self._holding():
+            db = self._ready()
+            db.deadline = monotonic() + HELD_S
+            try:
+                db.db.wal_checkpoint("main", apsw.SQLITE_CHECKPOINT_TRUNCATE)
+            except apsw.BusyError:
+                raise self._held() from None
+            _preallocate(db, self._wal)
+
+    def close(self) -> None:
+        if self._closed:
+            return
+        if self._write and self._db is not None:
+            self.flush()
+        with self._lock:
+            self._closed = True
+            try:
+                if self._write and self._db is not None and not self._stale:
+                    if not self._sign(1.0, memo=self._chain.size - self._memo_at >= MEMO_CLOSE):
+                        self._say("Another process keeps the log: its head was left unsigned.")
+            except Exception as error:
+                self._say(f"The head could not be signed at the end: {error}")
+            finally:
+                gone = Closed("This log was closed.")
+                self._owed.extend((waiter, copy(gone)) for _, waiter in self._queue)
+                self._queue.clear()
+                self._pay()
+                with self._read_lock:
+                    self._close_connections()
+        self._bell.ring()
+        self._told_waiting()
+
+
+def _view_name(view: Any) -> str:
+    return getattr(view, "name", None) or type(view).__name__.lower()
+
+
+def _outcomes_only(decide: Decide) -> Decide:
+    """The decision, if it tells how things stand; with no space left nothing new is begun."""
+
+    def decide_with_no_space(state: Any, now: Any) -> Sequence[Draft]:
+        drafts = decide(state, now)
+        for draft in drafts:
+            if draft.kind not in OUTCOMES and not draft.kind.startswith(OUTCOME_FAMILIES):
+                raise _no_space()
+        return drafts
+
+    return decide_with_no_space
+
+
+def _no_space() -> DiskFull:
+    return DiskFull(
+        "No space is left on the disk; only outcomes, unwinding and halts are written.",
+        next="Free some; it goes on by itself.",
+    )
+
+
+def _spoken(error: BaseException) -> AmendsError:
+    """What SQLite said, as one of our errors."""
+    if isinstance(error, apsw.FullError):
+        spoken: AmendsError = _no_space()
+    elif isinstance(error, (apsw.CorruptError, apsw.NotADBError)):
+        spoken = Damaged(f"The database is damaged: {error}.", next="Run `amends verify`.")
+    else:
+        spoken = TheyErred(f"The log could not be written: {error!r}.", next="Run `amends doctor`.", code="log_failed")
+    spoken.__cause__ = error
+    return spoken
+
+
+def _settle_all(answers: list[tuple[Any, Any]]) -> None:
+    for future, answer in answers:
+        _settle(future, answer)
+
+
+def _keep(bell: _Bell, ref: Callable[[], SqliteLog | None]) -> None:
+    """The log's own thread: asleep until rung or until something is due; ends with the log."""
+    pause: float | None = 0.0
+    while True:
+        bell.wait(pause)
+        log = ref()
+        if log is None or log._closed:
+            return
+        try:
+            pause = log._tick()
+        except Exception as error:
+            log._say(f"The log's thread met an error and goes on: {error!r}")
+            pause = 1.0
+        del log
+
+
+# ---- reading before anyone may write --------------------------------------------------------------------------------
+
+
+class Peek:
+    """A database as the guard at open sees it: sizes and hashes, nothing folded, nothing written."""
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self._db = _Db(os.fspath(path), False)
+        self._db.pragma("query_only", 1)
+        self._empty = not self._db.pragma("application_id")
+
+    @property
+    def size(self) -> int:
+        return 0 if self._empty else (self._db.one("select coalesce(max(seq), -1) from entry") or 0) + 1
+
+    def genesis(self) -> Entry | None:
+        line = None if self._empty else self._db.one("select line from entry where seq = 0")
+        return read(line) if line is not None else None
+
+    def leaf(self, i: int) -> bytes:
+        line = self._db.one("select line from entry where seq = ?", (i,))
+        if line is None:
+            raise Damaged(f"Record {i} is missing.", next="Run `amends verify`.", seq=i)
+        return leaf(line)
+
+    def run(self, n: int) -> bytes:
+        root = self._db.one("select data from tile where level = 1 and n = ?", (n,))
+        if root is None:
+            raise Damaged(f"The root of run {n} is missing.", next="Run `amends verify`.", seq=n * RUN)
+        return bytes(root)
+
+    def close(self) -> None:
+        self._db.close()
+
+
+def open_read(path: str | os.PathLike[str]) -> Peek:
+    """Look at a log's file. Raises Malformed, TooNew, Damaged, HomeRefused; close it."""
+    return Peek(path)
+
+
+# ---- forking and leaving --------------------------------------------------------------------------------------------
+
+_logs: weakref.WeakSet[SqliteLog] = weakref.WeakSet()
+_stopped: list[SqliteLog] = []  # while a fork is under way
+_parked: list[Any] = []  # the parent's connections, never closed in a child
+_inherited: set[bytes] = set()  # inodes of databases that the parent had open
+_kept: list[int] = []  # descriptors that carry a child's own locks; closing one would drop them
+
+
+def _before_fork() -> None:
+    """No connection of ours is in use while the process doubles."""
+    for log in sorted(_logs, key=id):
+        if log._lock.acquire(timeout=5):
+            if log._read_lock.acquire(timeout=5):
+                _stopped.append(log)
+            else:
+                log._lock.release()
+
+
+def _after_fork_in_parent() -> None:
+    while _stopped:
+        log = _stopped.pop()
+        log._read_lock.release()
+        log._lock.release()
+        if log._queue and not log._lock._is_owned():  # type: ignore[attr-defined]
+            log._slow_down()
+
+
+def _after_fork_in_child() -> None:
+    _stopped.clear()
+    for db in list(_open_dbs):
+        _parked.append(db)
+        _inherited.add(_inode(os.fsencode(db.path)))
+    _open_dbs.clear()
+    for log in list(_logs):
+        log._db = log._reader = None
+        log._fresh_locks()
+
+
+def _own_locks(path: str) -> None:
+    """Give this child the locks that SQLite believes it holds.
+
+    SQLite keeps one record of locks per file and process. A child inherits the record with the parent's connections
+    but not the locks, so a new connection takes none; once the parent is gone, another process would take the file
+    for unused and reset what this one has mapped. The two standing locks of a -wal connection (file format, "locking")
+    are therefore taken here, on descriptors that stay open.
+    """
+    if _inode(os.fsencode(path)) not in _inherited:
+        return
+    import fcntl
+
+    try:
+        for name, start, length in ((path + "-shm", 128, 1), (path, 0x40000002, 510)):
+            fd = os.open(name, os.O_RDWR | os.O_CLOEXEC)
+            _kept.append(fd)
+            fcntl.lockf(fd, fcntl.LOCK_SH, length, start)
+    except FileNotFoundError:
+        raise LogReplaced(f"The files of {path} are gone.", next="Open it in a new process.") from None
+    _inherited.discard(_inode(os.fsencode(path)))
+
+
+def _close_all() -> None:
+    for log in list(_logs):
+        log.close()
+
+
+atexit.register(_close_all)
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(
+        before=_before_fork, after_in_parent=_after_fork_in_parent, after_in_child=_after_fork_in_child
+    )

@@ -1,0 +1,269 @@
+"""Writes format.json beside it: the bytes of FORMAT.md, made from the page alone and not by the code under test.
+
+Nothing of amends is imported: JSON, SHA-256, base64 and an Ed25519 library are enough. The result is frozen; it changes
+only with the page and the format's number. `python3 tests/vectors/make_format.py --check` says whether it still agrees.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import sys
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+from nacl.signing import SigningKey
+
+TARGET = Path(__file__).with_name("format.json")
+SEED = bytes(range(32))
+HEAD = "seq prev at kind saga n step fence tool sem inv handler key out ref use up".split()
+START = 1764460800000000
+
+
+def b32(data: bytes, length: int) -> str:
+    return base64.b32encode(data).decode().lower()[:length]
+
+
+def salt(name: str) -> str:
+    return base64.urlsafe_b64encode(sha256(name.encode()).digest()).decode()[:22]
+
+
+def packed(value: Any) -> str:
+    return json.dumps(value, separators=(",", ":"), ensure_ascii=False)
+
+
+def ordered(fields: dict[str, Any]) -> dict[str, Any]:
+    """Keys as the page orders them: common ones, the kind's own sorted, then salt or c."""
+    last = [key for key in ("salt", "c") if key in fields]
+    own = sorted(key for key in fields if key not in HEAD and key not in last)
+    return {key: fields[key] for key in [*(key for key in HEAD if key in fields), *own, *last]}
+
+
+class Writer:
+    def __init__(self) -> None:
+        self.entries: list[dict[str, Any]] = []
+        self.hashes: list[bytes] = []
+        self.counts: dict[str, int] = {}
+
+    def add(self, kind: str, *openings: dict[str, Any], **fields: Any) -> int:
+        seq = len(self.hashes)
+        fields |= {
+            "seq": seq,
+            "prev": self.hashes[-1].hex() if seq else "0" * 64,
+            "at": START + 1000 * seq,
+            "kind": kind,
+        }
+        if "saga" in fields:
+            fields["n"] = self.counts[fields["saga"]] = self.counts.get(fields["saga"], 0) + 1
+        lines = [
+            packed([salt(f"opening {seq}.{place}"), dict(sorted(body.items()))]) + "\n"
+            for place, body in enumerate(openings)
+        ]
+        if lines:
+            fields["c"] = [sha256(line.encode()).hexdigest() for line in lines]
+        else:
+            fields["salt"] = salt(f"entry {seq}")
+        line = packed(ordered(fields)) + "\n"
+        self.hashes.append(sha256(b"\0" + line.encode()).digest())
+        self.entries.append({"line": line, "openings": lines, "h": self.hashes[-1].hex()})
+        return seq
+
+
+def root(hashes: list[bytes]) -> bytes:
+    """RFC 6962 section 2.1, word for word."""
+    if len(hashes) < 2:
+        return hashes[0] if hashes else sha256(b"").digest()
+    k = 1
+    while k * 2 < len(hashes):
+        k *= 2
+    return sha256(b"\1" + root(hashes[:k]) + root(hashes[k:])).digest()
+
+
+def inclusion(index: int, hashes: list[bytes]) -> list[bytes]:
+    """RFC 6962 section 2.1.1."""
+    if len(hashes) < 2:
+        return []
+    k = 1
+    while k * 2 < len(hashes):
+        k *= 2
+    if index < k:
+        return [*inclusion(index, hashes[:k]), root(hashes[k:])]
+    return [*inclusion(index - k, hashes[k:]), root(hashes[:k])]
+
+
+def consistency(old: int, hashes: list[bytes], whole: bool = True) -> list[bytes]:
+    """RFC 6962 section 2.1.2."""
+    if old == len(hashes):
+        return [] if whole else [root(hashes)]
+    k = 1
+    while k * 2 < len(hashes):
+        k *= 2
+    if old <= k:
+        return [*consistency(old, hashes[:k], whole), root(hashes[k:])]
+    return [*consistency(old - k, hashes[k:], False), root(hashes[:k])]
+
+
+def story(log: Writer, public: bytes) -> None:
+    """A device opens its log; sagas meet every kind of fact once."""
+    one, two, inner = (b32(sha256(name.encode()).digest(), 26) for name in ("one", "two", "inner"))
+    driver, other = (b32(sha256(name.encode()).digest(), 26) for name in ("driver", "other driver"))
+    key = b32(sha256(b"key").digest(), 32)
+    log.add(
+        "log.opened", v=1, log=public.hex(), witness="11" * 32, export="22" * 32, noise="33" * 32,
+        install=b32(sha256(b"install").digest(), 26),
+    )  # fmt: skip
+    log.add("log.booted", boot="5b7c3f0e-9d52-4d0c-8a5e-0d3f0a6c1b11", up=[1, 812000])
+    log.add("clock.stepped", up=[1, 812345])
+    log.add("saga.opened", {"name": "order-4711"}, saga=one, fence=1, driver=driver, on_crash="unwind")
+    log.add(
+        "step.intended", {"args": {"amount_minor": 4200, "note": "Grüße", "rate": 1.5}, "host": None},
+        saga=one, step=1, fence=1, tool="stripe.charge", sem="compensable", inv="declared", handler="stripe.refund",
+        key=key, use={"eur": 4200, "usd": -5}, up=[1, 812400], again="keyed", probe=1, settle_ms=2000,
+    )  # fmt: skip
+    log.add("step.attempted", saga=one, step=1, fence=1, attempt=2)
+    log.add(
+        "step.done", {"result": {"id": "ch_1"}}, {"approver": "apart"},
+        saga=one, step=1, fence=1, inv="both", handler="stripe.refund", again="keyed",
+    )  # fmt: skip
+    log.add("saga.opened", {"name": "inner"}, saga=inner, fence=1, driver=driver, parent=one)
+    log.add("step.intended", {"args": {}}, saga=inner, step=1, fence=1, tool="mail.send", sem="compensable", inv="none")
+    log.add("step.failed", {"error": {"type": "OSError"}}, saga=inner, step=1, fence=1)
+    log.add("saga.joined", saga=inner, fence=1)
+    log.add("step.intended", {"args": {}}, saga=one, step=2, fence=1, tool="erp.book", sem="compensable", inv="derived")
+    log.add("step.lost", saga=one, step=2, fence=1, up=[1, 813000])
+    log.add("saga.released", saga=one, fence=1)
+    log.add("saga.taken", saga=one, fence=2, driver=other, why="death")
+    log.add("saga.unwinding", saga=one, fence=2, why="crash")
+    log.add("step.probed", saga=one, step=2, fence=2, out="absent")
+    log.add("step.landed", {"error": {"type": "Refused"}}, saga=one, step=2, fence=2, out="failed")
+    log.add(
+        "undo.intended",
+        saga=one,
+        step=1,
+        fence=2,
+        handler="stripe.refund",
+        key=b32(sha256(b"undo").digest(), 32),
+        scope="undo",
+    )
+    log.add("undo.lost", saga=one, step=1, fence=2)
+    log.add(
+        "undo.intended",
+        saga=one,
+        step=1,
+        fence=2,
+        handler="stripe.refund",
+        key=b32(sha256(b"undo").digest(), 32),
+        scope="undo",
+    )
+    log.add("undo.done", {"result": {"status": "refunded"}}, saga=one, step=1, fence=2, out="already")
+    log.add("saga.ended", saga=inner, fence=1, out="compensated")
+    ended = log.add("saga.ended", saga=one, fence=2, out="compensated")
+    log.add(
+        "saga.opened",
+        {"name": "follow-up"},
+        saga=two,
+        fence=1,
+        driver=driver,
+        of=one,
+        ref=ended,
+        on_failure="continue",
+        within_ms=60000,
+    )
+    log.add(
+        "step.carried",
+        {"args": {}},
+        saga=two,
+        step=1,
+        fence=1,
+        tool="stripe.charge",
+        sem="compensable",
+        inv="declared",
+        handler="stripe.refund",
+        key=key,
+        out="done",
+        of=one,
+        ref=4,
+        again="idempotent",
+    )
+    log.add(
+        "step.asked",
+        {"args": {"to": "all"}},
+        saga=two,
+        step=2,
+        fence=1,
+        tool="wire.send",
+        sem="irreversible",
+        up=[1, 814000],
+    )
+    log.add("step.answered", {"by": "Ada", "note": "fine"}, saga=two, step=2, out="approved", up=[1, 815000])
+    log.add(
+        "step.refused",
+        {"reason": "limit"},
+        saga=two,
+        step=3,
+        fence=1,
+        tool="stripe.charge",
+        sem="compensable",
+        why="limit",
+    )
+    log.add("saga.suspended", saga=two, fence=1, why="arguments")
+    log.add("saga.taken", saga=two, fence=2, driver=other, why="undo")
+    log.add("saga.unwinding", saga=two, fence=2, why="asked")
+    log.add("undo.intended", saga=two, step=1, fence=2, handler="stripe.refund", key=key, scope="undo/late")
+    log.add("undo.failed", {"error": {"type": "Gone"}}, saga=two, step=1, fence=2)
+    log.add("saga.escalated", saga=two, step=1, fence=2, why="undo_failed")
+    log.add("step.accepted", {"by": "Ada", "reason": "booked by hand"}, saga=two, step=1)
+    log.add("saga.ended", saga=two, fence=2, out="settled")
+
+
+def made() -> dict[str, Any]:
+    signer = SigningKey(SEED)
+    public = bytes(signer.verify_key)
+    origin = "amends.local/" + b32(sha256(public).digest(), 26)
+    log = Writer()
+    story(log, public)
+    told = len(log.hashes)
+    while len(log.hashes) < 520:
+        log.add("clock.stepped", up=[1, len(log.hashes)])
+    sizes = [*range(told + 1), 255, 256, 257, 511, 512, 513, 520]
+    head = root(log.hashes[:300])
+    body = f"{origin}\n300\n{base64.b64encode(head).decode()}\n"
+    id = sha256(origin.encode() + b"\n\x01" + public).digest()[:4]
+    signature = base64.b64encode(id + signer.sign(body.encode()).signature).decode()
+    return {
+        "about": "Vectors of store/FORMAT.md, version 1. Made by make_format.py from the page, without amends.",
+        "seed": SEED.hex(),
+        "origin": origin,
+        "entries": log.entries[:told],
+        "then": "entries up to size 520 are clock.stepped with up [1, seq]; at = 1764460800000000 + 1000 seq;"
+        " salt = base64url(SHA-256('entry <seq>'))[:22]",
+        "roots": {str(size): root(log.hashes[:size]).hex() for size in sizes},
+        "runs": [root(log.hashes[start : start + 256]).hex() for start in (0, 256)],
+        "inclusion": [
+            {"index": index, "size": size, "proof": [hash.hex() for hash in inclusion(index, log.hashes[:size])]}
+            for index, size in ((0, 1), (3, 7), (44, 300), (255, 257), (256, 257), (519, 520))
+        ],
+        "consistency": [
+            {"old": old, "new": new, "proof": [hash.hex() for hash in consistency(old, log.hashes[:new])]}
+            for old, new in ((1, 2), (6, 7), (37, 300), (256, 257), (256, 512), (300, 520))
+        ],
+        "checkpoint": {
+            "size": 300,
+            "vkey": f"{origin}+{id.hex()}+{base64.b64encode(bytes([1]) + public).decode()}",
+            "body": body,
+            "note": f"{body}\n— {origin} {signature}\n",
+        },
+    }
+
+
+def main() -> int:
+    text = json.dumps(made(), indent=1, ensure_ascii=True) + "\n"
+    if "--check" in sys.argv:
+        return int(TARGET.read_text() != text)
+    TARGET.write_text(text)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
