@@ -1,13 +1,164 @@
-"""The command line of amends."""
+"""The command line of amends: one verb, one answer, one exit code that means the same for every verb.
+
+A verb lives in a file of its family and is imported when it is called, so that `amends --version` and a completion
+cost nothing of the log. A verb returns its exit code; an error of ours is said in a sentence with what to do next and
+leaves with the code of its class (core: store/errors.py; the table is in COMMANDS.md). Anything else that is raised is
+a bug of ours: exit 70, and the traceback only under AMENDS_DEBUG=1.
+"""
 
 from __future__ import annotations
 
+import errno
+import os
+import sys
+from collections.abc import Sequence
+from importlib import import_module
+from typing import Any, NoReturn
+
 import click
 
+from ..store.errors import AmendsError
+from . import ui
 from .version import described
 
+COMMANDS = {
+    "demo": ("demo:demo", "See an agent die halfway and the device make amends, in 20 seconds, offline."),
+    "init": ("control:init", "Make the home folder, its keys and its log. Harmless when they are there."),
+    "run": ("recovery:run", "Run an agent, and undo what it left if it dies."),
+    "ps": ("sagas:ps", "List sagas and what became of them."),
+    "show": ("sagas:show", "Tell one saga's story."),
+    "log": ("sagas:log", "Print the records, and follow them."),
+    "inbox": ("sagas:inbox", "List everything that needs a person."),
+    "approve": ("sagas:approve", "Let an irreversible step happen."),
+    "deny": ("sagas:deny", "Keep an irreversible step from happening."),
+    "undo": ("sagas:undo", "Undo a committed saga, or one step of it."),
+    "retry": ("sagas:retry", "Try an escalated saga again from where it stopped."),
+    "accept": ("sagas:accept", "Account for what stands, in a person's name."),
+    "status": ("control:status", "Say what runs, what waits and what died."),
+    "recoverd": ("recovery:recoverd", "Undo what dead agents left."),
+    "verify": ("doctor:verify", "Check that the log is what was written."),
+    "doctor": ("doctor:doctor", "Look for what could go wrong on this device."),
+    "service": ("service:service", "Let the machine's own supervisor run the recovery daemon."),
+    "completions": ("completions:completions", "Print the completion script of a shell."),
+}
+"""verb -> (where it is: `module:command`, what it does)"""
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"]})
-@click.version_option(message="amends %(version)s", version=described())
+BUG, INTERRUPTED = 70, 130
+
+RACES = {"decided": 1, "fenced": 1, "expired": 1}
+"""Codes of refusals that say that somebody was faster, or the time was over: exit 1 and not 6."""
+
+
+class Program(click.Group):
+    """A group whose verbs are imported when they are called, and whose errors speak."""
+
+    def list_commands(self, context: click.Context) -> list[str]:
+        return list(COMMANDS)
+
+    def get_command(self, context: click.Context, name: str) -> click.Command | None:
+        if name not in COMMANDS:
+            return None
+        module, _, attribute = COMMANDS[name][0].partition(":")
+        command: click.Command = getattr(import_module(f".{module}", __package__), attribute)
+        return command
+
+    def resolve_command(
+        self, context: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        if args[0] not in COMMANDS and not args[0].startswith("-"):
+            context.fail(f"There is no verb {args[0]!r}{_meant(args[0])}.")
+        return super().resolve_command(context, args)
+
+    def format_commands(self, context: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Verbs"):
+            formatter.write_dl([(name, text) for name, (_, text) in COMMANDS.items()])
+
+    def shell_complete(self, context: click.Context, incomplete: str) -> list[Any]:
+        from click.shell_completion import CompletionItem
+
+        items = [CompletionItem(name, help=text) for name, (_, text) in COMMANDS.items() if name.startswith(incomplete)]
+        return items + click.Command.shell_complete(self, context, incomplete)
+
+    def main(  # type: ignore[override]
+        self, args: Sequence[str] | None = None, prog_name: str | None = None, **extra: Any
+    ) -> NoReturn:
+        """Run the command line and leave the process with the exit code of the verb."""
+        said = list(sys.argv[1:] if args is None else args)
+        for stream in (sys.stdout, sys.stderr):
+            if hasattr(stream, "reconfigure"):
+                stream.reconfigure(errors="backslashreplace")  # a name that the terminal's encoding lacks is no error
+        extra["standalone_mode"] = False
+        try:
+            code = super().main(said, prog_name=prog_name or "amends", **extra)
+            sys.stdout.flush()
+        except Exception as error:
+            code = _told(error, ui.said_in_json(said))
+        sys.exit(code if isinstance(code, int) else 0)
+
+
+def _meant(name: str) -> str:
+    from difflib import get_close_matches
+
+    close = get_close_matches(name, COMMANDS, 1)
+    return f"; `amends {close[0]}` is one" if close else ""
+
+
+def _told(error: Exception, as_json: bool) -> int:
+    """Say what went wrong; the exit code."""
+    if isinstance(error, click.Abort):
+        return INTERRUPTED
+    if isinstance(error, click.exceptions.NoArgsIsHelpError) and not as_json:
+        click.echo(error.format_message())
+        return 0
+    if isinstance(error, click.ClickException):
+        ui.fail(as_json, "usage", " ".join(error.format_message().split()), _help_of(error))
+        return 2
+    if isinstance(error, AmendsError):
+        ui.fail(as_json, error.code, error.message, error.next)
+        return RACES.get(error.code, error.exit) if error.exit != BUG else _bug_exit(error)
+    if isinstance(error, BrokenPipeError):  # whoever read us has had enough
+        sys.stdout = open(os.devnull, "w")  # noqa: SIM115  (for the flush at exit)
+        return 1
+    if isinstance(error, OSError):
+        what = f"{error.filename}: " if error.filename else ""
+        full = error.errno == errno.ENOSPC
+        ui.fail(as_json, "disk_full" if full else "os_error", f"{what}{error.strerror or error}.", "")
+        return 10 if full else 3
+    apsw = sys.modules.get("apsw")
+    if apsw is not None and isinstance(error, apsw.Error):
+        ui.fail(as_json, "damaged", f"The log cannot be read ({error}).", "Run `amends verify`.")
+        return 7
+    next = "Please report it on the project's issue tracker; AMENDS_DEBUG=1 shows where it happened."
+    ui.fail(as_json, "bug", f"This is a bug of amends: {type(error).__name__}: {error}", next)
+    return _bug_exit(error)
+
+
+def _bug_exit(error: Exception) -> int:
+    if os.environ.get("AMENDS_DEBUG") == "1":
+        import traceback
+
+        traceback.print_exception(error, file=sys.stderr)
+    return BUG
+
+
+def _help_of(error: click.ClickException) -> str:
+    context = getattr(error, "ctx", None)
+    return f"Run `{context.command_path if context else 'amends'} --help`."
+
+
+def _version(context: click.Context, parameter: click.Parameter, value: bool) -> None:
+    if value:
+        ui.emit({"version": described()}) if ui.session(context).as_json else ui.say("amends ", described())
+        context.exit()
+
+
+@click.command(
+    cls=Program,
+    params=[
+        *ui.options(),
+        click.Option(["--version"], is_flag=True, expose_value=False, callback=_version, help="The version."),
+    ],
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
 def main() -> None:
     """Let an agent's work be undone, also when the agent died halfway."""

@@ -23,12 +23,14 @@ LABEL = "dev.amends.recovery"
 
 
 class Daemon(NamedTuple):
-    """What the supervisor is to start. env_file: NAME=value lines for handlers, or None; user: for Windows."""
+    """What the supervisor is to start. env_file: NAME=value lines for handlers, or None; user: for Windows; anchors:
+    the folder of second anchors, where it is not the user's own."""
 
     executable: Path
     home: Path
     env_file: Path | None = None
     user: str = ""
+    anchors: Path | None = None
 
 
 class Unit(NamedTuple):
@@ -51,7 +53,7 @@ def unit(daemon: Daemon, *, platform: str = sys.platform, home: Path | None = No
             next="Let your supervisor run `amends recoverd` and restart it when it ends.",
             code="no_supervisor",
         )
-    for path in (daemon.executable, daemon.home, daemon.env_file):
+    for path in (daemon.executable, daemon.home, daemon.env_file, daemon.anchors):
         if path is not None and any(ord(c) < 32 for c in str(path)):
             raise YouErred(f"The path {str(path)!r} holds a control character, which no unit file can carry.")
     return make(daemon, home or Path.home())
@@ -65,6 +67,7 @@ def _systemd(daemon: Daemon, home: Path) -> Unit:
         )
     config = Path(os.environ.get("XDG_CONFIG_HOME") or home / ".config")
     env_file = f"EnvironmentFile={_escaped(daemon.env_file)}\n" if daemon.env_file else ""
+    anchors = f'Environment="AMENDS_ANCHORS={_quoted(daemon.anchors)}"\n' if daemon.anchors else ""
     text = f"""[Unit]
 Description=Amends recovery daemon
 StartLimitIntervalSec=60
@@ -75,7 +78,7 @@ Type=notify
 NotifyAccess=main
 ExecStart="{_quoted(daemon.executable)}" recoverd
 Environment="AMENDS_HOME={_quoted(daemon.home)}"
-{env_file}Restart=always
+{anchors}{env_file}Restart=always
 RestartSec=100ms
 WatchdogSec=30
 TimeoutStopSec=20
@@ -113,7 +116,8 @@ def _launchd(daemon: Daemon, home: Path) -> Unit:
     settings: dict[str, object] = {
         "Label": LABEL,
         "ProgramArguments": [str(daemon.executable), "recoverd"],
-        "EnvironmentVariables": {"AMENDS_HOME": str(daemon.home)},
+        "EnvironmentVariables": {"AMENDS_HOME": str(daemon.home)}
+        | ({"AMENDS_ANCHORS": str(daemon.anchors)} if daemon.anchors else {}),
         "RunAtLoad": True,
         "KeepAlive": True,
         "ThrottleInterval": 1,

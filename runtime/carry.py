@@ -7,34 +7,64 @@ that the other side sees the same effect.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
 
 from ..store.chain import Draft
 from ..store.log import Log
 from .facts import body, fact
 from .inverse import payload_of, read
+from .openings import raw_fields
 from .saga import Saga
-from .step import ACCEPTED, DONE, UNKNOWN, Step
+from .step import DONE, UNKNOWN, Step
 
 
 def stands(step: Step) -> bool:
     """Whether there is something to carry."""
-    return step.state in (DONE, UNKNOWN) and step.state != ACCEPTED
+    return step.state in (DONE, UNKNOWN)
 
 
-def carried(log: Log, saga: Saga, into: str, fence: int, only: Iterable[int] | None = None) -> list[Draft]:
-    """`step.carried` facts for every step of a saga that stands, in the order in which they were completed."""
-    chosen = set(saga.steps if only is None else only)
-    steps = sorted((step for step in saga.steps.values() if stands(step)), key=lambda step: step.ended_seq or step.seq)
-    return [carry(log, saga, step, into, fence) for step in steps if step.number in chosen]
+def carried(log: Log, family: Iterable[Saga], into: str, fence: int, only: Container[int] | None = None) -> list[Draft]:
+    """`step.carried` facts for every step of a family that stands, in the order in which they were completed.
+
+    only: the seqs of the intents that are meant. The outermost saga's steps keep their numbers, others get new ones.
+    """
+    pairs = [
+        (saga, step)
+        for saga in family
+        for step in saga.steps.values()
+        if stands(step) and (only is None or step.seq in only)
+    ]
+    numbers: dict[int, int] = {}  # by intent
+    highest = max((step.number for _, step in pairs), default=0)
+    for _, step in pairs:
+        if step.number not in numbers.values():
+            numbers[step.seq] = step.number
+        else:
+            numbers[step.seq] = highest = highest + 1
+    drafts = []
+    for saga, step in sorted(pairs, key=lambda pair: completed(pair[1])):
+        draft = carry(log, saga, step, into, fence)
+        draft.fields["step"] = numbers[step.seq]
+        drafts.append(draft)
+    return drafts
+
+
+def completed(step: Step) -> int:
+    """Where in the log a step was completed, or begun if nobody knows that."""
+    return step.ended_seq or step.seq
 
 
 def carry(log: Log, saga: Saga, step: Step, into: str, fence: int, *, late: bool = False) -> Draft:
     """One step as a fact of another saga. late: its compensation ran before it landed, so it is due under a new key."""
     recorded = read(log.record(step.inverse_seq).blob) if step.inverse_seq else None
+    asked = raw_fields(log.record(step.seq).blob) if step.probe else {}
     return fact(
         "step.carried",
-        body(compensation=payload_of(recorded)) if recorded else b"",
+        body(
+            compensation=payload_of(recorded) if recorded else b"",
+            args=asked.get("args", b""),
+            probe=asked.get("probe", b""),
+        ),
         saga=into,
         fence=fence,
         step=step.number,
@@ -44,6 +74,7 @@ def carry(log: Log, saga: Saga, step: Step, into: str, fence: int, *, late: bool
         handler=step.handler,
         key=step.key,
         again=step.again,
+        probe=step.probe,
         settle_ms=step.settle_ms,
         of=saga.id,
         ref=step.seq,

@@ -1,35 +1,59 @@
 """The same engine, for sagas that nobody drives any more.
 
 A dead process is noticed by the kernel's release of its lock, with no timer in between: one thread waits on each
-driver. Whoever gets the lock takes the dead driver's sagas under a higher fence and unwinds them in hosts; any number
-of daemons and agents may race, one of them wins each saga. What needs a person is escalated and left.
+driver. Whoever commits `saga.taken` first has a dead saga, under a higher fence, as a whole family; it is unwound in
+hosts, and an unwinding that was interrupted goes on where it stopped. Any number of daemons and agents may race. What
+needs a person is escalated and left, what a live driver holds is not touched, and nothing is done at all while a
+record that is needed does not add up.
+
+Why the looks and the work are apart: a handler may take a minute and a settle wait longer; the next dead process is
+noticed meanwhile, and a supervisor's watchdog hears from the loop that looks.
 """
 
 from __future__ import annotations
 
+import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from hashlib import sha256
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ..store.driver import Death, alive, listed, wait_dead
-from ..store.errors import AmendsError, Fenced
-from .drive import BLOCKING, run
+from ..store.chain import Draft
+from ..store.clock import Now
+from ..store.driver import alive, listed, wait_dead
+from ..store.driver import sweep as sweep_files
+from ..store.entry import ZERO, leaf
+from ..store.errors import AmendsError, Damaged, DiskFull, Fenced, LogHeld, Malformed, NotFound
+from ..store.evidence import DatabaseError
+from ..store.log import Log
+from .drive import Blocking, Drive, run
 from .due import Rest, due
-from .engine import Engine
+from .facts import fact
+from .hosts import Hosts, Outcome
+from .inverse import Recorded
+from .openings import opened_as
 from .reach import HostReach
-from .saga import RUNNING, SUSPENDED, Saga
-from .unwind import take, unwind
+from .report import RollbackReport
+from .saga import ENDED, RUNNING, SUSPENDED, Saga
+from .state import State
+from .step import Step
+from .unwind import held, of, take, unwind
 
 if TYPE_CHECKING:
     from .kit import AgentKit
 
-SIDE_BY_SIDE = 8
-"""Sagas unwound at once."""
+SIDE_BY_SIDE = 32
+"""Sagas unwound at once: most of them wait."""
 WATCHERS = 64
 LOOK = 0.05
 IDLE = 1.0
+BLINK = 0.01
+"""Seconds after which a driver that seems alive is asked again by who looks only once: another daemon that has just
+noticed a death holds the dead one's lock for a moment."""
+
+LIVE, PERSON, RESUME = "held by a live driver", "needs a person", "waits to be resumed"
 
 
 class Swept(NamedTuple):
@@ -43,40 +67,287 @@ class Swept(NamedTuple):
     def exit(self) -> int:
         return 1 if self.escalated else 0
 
+    def to_json(self) -> dict[str, Any]:
+        """The stable keys of `recoverd --once --json`."""
+        return self._asdict()
 
-def ripe(kit: AgentKit, saga: Saga) -> str:
+
+# ---- what is to be done ----------------------------------------------------------------------------------------------
+
+
+def left_alone(kit: AgentKit, saga: Saga, lives: Callable[[str], bool]) -> str:
     """Why recovery leaves this root alone now; empty if it is to be taken."""
-    if saga.id in kit.engine.runs or (saga.driver and kit.lives(saga.driver)):
-        return "held by a live driver"
-    if saga.on_crash == "resume" and saga.phase in (RUNNING, SUSPENDED):
-        left = saga.within_ms - (kit.log.now().lived - saga.idle_lived)
-        if left > 0:
-            return f"waits to be resumed, {left // 1000} s left"
-    family = kit.engine.state.family(saga)
-    unwinding = [member for member in family if member.phase not in (RUNNING, SUSPENDED)]
-    if saga in unwinding and isinstance(due(family, kit.log.now()), Rest):
-        return "needs a person"
-    return ""
+    if saga.id in kit.engine.runs or (saga.driver and lives(saga.driver)):
+        return LIVE
+    now = kit.log.now()
+    if saga.on_crash == "resume" and saga.phase in (RUNNING, SUSPENDED) and not _too_late(saga, now):
+        return RESUME
+    if saga.driver or saga.phase in (RUNNING, SUSPENDED):
+        return ""
+    return PERSON if isinstance(due(kit.engine.state.family(saga), now), Rest) else ""
 
 
-def sweep(kit: AgentKit, hosts: Any = None, told: Callable[[str], None] | None = None) -> Swept:
-    """Everything that is due now, settle waits included; what another live driver holds is skipped."""
-    kit.log.refresh()
-    swept = Swept([], [], [])
-    todo: list[Saga] = []
-    for saga in list(kit.engine.state.roots()):
-        why = ripe(kit, saga)
-        if not why:
-            todo.append(saga)
-        elif why == "needs a person":
-            swept.escalated.extend(_escalations(kit, saga))
+def _too_late(saga: Saga, now: Now) -> bool:
+    """Whether nobody took it up in time, since it was let go. One whose death is news has all of its time left."""
+    return not saga.driver and now.lived - saga.idle_lived >= saga.within_ms
+
+
+def check(log: Log, saga: Saga, family: Sequence[Saga]) -> None:
+    """Every record of a family is what the chain says it is, and every opening what its record commits to.
+
+    Raises Damaged, which names the record; an opening that is no longer there is no damage.
+    """
+    for member in family:
+        seq = member.opened_seq
+        try:
+            for record in log.thread(member.id):
+                seq = record.entry.seq
+                _check_place(log, seq, record.line)
+                for line in (record.blob or b"").splitlines(True):
+                    if sha256(line).hexdigest() not in record.entry.c:
+                        raise Damaged(f"Record {seq}: what it holds is not what it commits to.", seq=seq)
+        except Damaged:
+            raise
+        except (Malformed, DatabaseError, ValueError) as error:
+            seq = _first_unreadable(log, member.opened_seq)
+            raise Damaged(
+                f"Record {seq} of saga {saga.id} cannot be read ({error}).",
+                next="Nothing was undone. Run `amends verify`.",
+                seq=seq,
+            ) from error
+
+
+def _check_place(log: Log, seq: int, line: bytes) -> None:
+    """The record's hash is what the next record names; the newest one was checked when the log was opened."""
+    try:
+        named = log.record(seq + 1).entry.prev
+    except NotFound:
+        return
+    if leaf(line).hex() != (named or ZERO):
+        raise Damaged(
+            f"Record {seq} is not the one that was written: record {seq + 1} names another hash.",
+            next="Nothing was undone. Run `amends verify`.",
+            seq=seq,
+        )
+
+
+def _first_unreadable(log: Log, start: int) -> int:
+    for seq in range(start, log.size):
+        try:
+            log.record(seq)
+        except (AmendsError, DatabaseError, ValueError):
+            return seq
+    return start
+
+
+# ---- doing it --------------------------------------------------------------------------------------------------------
+
+
+class Stopped(AmendsError):
+    """We were asked to stop before this saga was done: it was let go, and goes on where it stands."""
+
+    code = "stopped"
+    exit = 0
+
+
+class _Patient(Blocking):
+    """Waits, but not once it is asked to stop."""
+
+    def __init__(self, stop: threading.Event) -> None:
+        super().__init__()
+        self._stop = stop
+
+    async def sleep(self, seconds: float) -> None:
+        if self._stop.wait(seconds):
+            raise Stopped("Recovery was asked to stop.")
+
+    async def grown(self, log: Log, size: int, timeout: float) -> bool:
+        if self._stop.is_set():
+            raise Stopped("Recovery was asked to stop.")
+        return await super().grown(log, size, timeout)
+
+
+class _Reach(HostReach):
+    """Hosts, for as long as nobody asks to stop: no new handler is announced after that."""
+
+    def __init__(self, kit: AgentKit, hosts: Hosts, stop: threading.Event) -> None:
+        super().__init__(kit.engine, hosts)
+        self._stop = stop
+
+    def missing(self, saga: Saga, step: Step, recorded: Recorded) -> tuple[str, str] | None:
+        if self._stop.is_set():
+            raise Stopped("Recovery was asked to stop.")
+        return super().missing(saga, step, recorded)
+
+    async def probe(self, drive: Drive, saga: Saga, step: Step) -> Outcome:
+        if self._stop.is_set():
+            raise Stopped("Recovery was asked to stop.")
+        return await super().probe(drive, saga, step)
+
+
+class Recovery:
+    """Takes dead sagas and unwinds them side by side. `stop` ends it between two compensations."""
+
+    def __init__(self, kit: AgentKit, hosts: Hosts | None = None, stop: threading.Event | None = None) -> None:
+        self._kit = kit
+        self.stop = stop or threading.Event()
+        self._reach = _Reach(kit, hosts or kit.hosts, self.stop)
+        self._drive = _Patient(self.stop)
+        self._pool = ThreadPoolExecutor(SIDE_BY_SIDE, thread_name_prefix="amends-unwind")
+        self._work: dict[str, Future[RollbackReport]] = {}
+        self._names: dict[str, str] = {}
+
+    @property
+    def busy(self) -> bool:
+        return bool(self._work)
+
+    def look(self, lives: Callable[[str], bool], ended: Callable[[], None] = lambda: None) -> dict[str, str]:
+        """Start on everything that is ripe; what was left alone, by root, with the reason.
+
+        `ended` is called (on another thread) whenever one is done. Raises Damaged before anything is started.
+        """
+        kit = self._kit
+        left: dict[str, str] = {}
+        ripe: list[Saga] = []
+        for saga in kit.engine.state.roots():
+            if saga.id in self._work:
+                continue
+            why = left_alone(kit, saga, lives)
+            if not why:
+                ripe.append(saga)
+                continue
+            left[saga.id] = why
+            if why == RESUME and saga.driver:
+                self._let_lie(saga)
+        for saga in ripe:
+            check(kit.log, saga, kit.engine.state.family(saga))
+        for saga in ripe:
+            self._names[saga.id] = name_of(kit, saga.id)
+            self._work[saga.id] = self._pool.submit(self._recover, saga.id, saga.driver)
+            self._work[saga.id].add_done_callback(lambda done: ended())
+        return left
+
+    def _recover(self, root: str, driver: str) -> RollbackReport:
+        """Take one dead saga and unwind it. Raises Fenced if somebody else was faster, Stopped."""
+        if self.stop.is_set():
+            raise Stopped("Recovery was asked to stop.")
+        engine = self._kit.engine
+        engine.log.commit(take(engine, root, driver, "crash" if driver else "released"))
+        try:
+            return run(unwind(self._drive, engine, root, self._reach))
+        except Stopped:
+            saga = engine.state.sagas.get(root)
+            if saga is not None:
+                family = engine.state.family(saga)
+                engine.log.commit(held(engine, family, [of(member, "saga.released", up=True) for member in family]))
+            raise
+
+    def _let_lie(self, saga: Saga) -> None:
+        """A saga that waits to be run again: its time begins when its death is noticed."""
+        dead = saga.driver
+
+        def decide(state: State, now: Now) -> Sequence[Draft]:
+            found = state.sagas.get(saga.id)
+            if found is None or found.driver != dead:
+                return ()
+            return [
+                fact("saga.released", saga=member.id, fence=member.fence, why="died", up=True)
+                for member in state.family(found)
+            ]
+
+        self._kit.log.commit(decide)
+
+    def done(self, *, wait: bool = False) -> Swept:
+        """What has been finished since the last call. Raises what stopped one of them, after noting the others."""
+        swept, trouble = Swept([], [], []), None
+        for root, work in list(self._work.items()):
+            if not wait and not work.done():
+                continue
+            try:
+                self._note(swept, root, work.result())
+            except (Fenced, Stopped) as lost:
+                swept.skipped.append({"saga": self._names[root], "reason": lost.message})
+            except Exception as error:
+                trouble = trouble or error
+            finally:
+                del self._work[root]
+        if trouble is not None:
+            raise trouble
+        return swept
+
+    def _note(self, swept: Swept, root: str, report: RollbackReport) -> None:
+        if report.sagas[0].phase == ENDED:
+            swept.recovered.append(self._names[root])
         else:
-            swept.skipped.append({"saga": name_of(kit, saga.id), "reason": why})
-    reach = HostReach(kit.engine, hosts or kit.hosts)
-    with ThreadPoolExecutor(SIDE_BY_SIDE, thread_name_prefix="amends-unwind") as pool:
-        for saga, work in [(saga, pool.submit(_recover, kit, saga, reach)) for saga in todo]:
-            _collect(kit, swept, saga, work)
-    return swept
+            swept.escalated.extend(_escalations(self._names[root], report.sagas))
+
+    def close(self) -> None:
+        self._pool.shutdown(wait=False, cancel_futures=True)
+
+
+def _escalations(name: str, family: Iterable[Saga]) -> list[dict[str, Any]]:
+    return [
+        {"saga": name, "step": step, "reason": why} for saga in family for step, why in sorted(saga.escalated.items())
+    ]
+
+
+def name_of(kit: AgentKit, header: str) -> str:
+    """The id the user gave, where it is known; the header id where it is not."""
+    return opened_as(kit.log, header)[0] or header
+
+
+def sweep(kit: AgentKit, hosts: Hosts | None = None, stop: threading.Event | None = None) -> Swept:
+    """Everything that is due now, settle waits included; what another live driver holds is skipped.
+
+    Raises Damaged before anything is done, and what the log raises.
+    """
+    recovery = Recovery(kit, hosts, stop)
+
+    def lives(driver: str) -> bool:
+        if not kit.lives(driver):
+            return False
+        time.sleep(BLINK)
+        return kit.lives(driver)
+
+    total = Swept([], [], [])
+    left: dict[str, str] = {}
+    try:
+        while not recovery.stop.is_set():
+            kit.log.refresh()
+            left = recovery.look(lives)
+            if not recovery.busy:
+                break
+            swept = recovery.done(wait=True)
+            total.recovered.extend(swept.recovered)
+            total.skipped.extend(swept.skipped)
+    finally:
+        recovery.close()
+    _add_left(kit, total, left)
+    tidy(kit)
+    return total
+
+
+def _add_left(kit: AgentKit, total: Swept, left: dict[str, str]) -> None:
+    """What was found, or came, to need a person, and what is others' to finish."""
+    faster = {one["saga"]: one for one in total.skipped}
+    total.skipped.clear()
+    for root, why in left.items():
+        name, saga = name_of(kit, root), kit.engine.state.sagas.get(root)
+        if saga is None:
+            continue
+        faster.pop(name, None)
+        if why == PERSON:
+            total.escalated.extend(_escalations(name, kit.engine.state.family(saga)))
+        else:
+            total.skipped.append({"saga": name, "reason": _in_words(kit, saga, why)})
+    total.skipped.extend(one for name, one in faster.items() if name not in total.recovered)
+
+
+def _in_words(kit: AgentKit, saga: Saga, why: str) -> str:
+    if why != RESUME:
+        return why
+    seconds = (saga.within_ms - (kit.log.now().lived - saga.idle_lived)) // 1000
+    return f"{why} for another {max(0, seconds)} s, then it is undone"
 
 
 def recover_dead(kit: AgentKit) -> Swept:
@@ -84,126 +355,115 @@ def recover_dead(kit: AgentKit) -> Swept:
     return sweep(kit)
 
 
-def _recover(kit: AgentKit, saga: Saga, reach: HostReach) -> Any:
-    """Take one dead saga and unwind it. Raises Fenced if somebody else was faster."""
-    return recover_one(kit.engine, saga.id, saga.driver, reach, "crash" if saga.driver else "released")
+def drivers(kit: AgentKit) -> set[str]:
+    """The drivers that open sagas name."""
+    return {saga.driver for saga in list(kit.engine.state.sagas.values()) if saga.driver}
 
 
-def recover_one(engine: Engine, root: str, expected: str, reach: HostReach, why: str) -> Any:
-    """Take a root from a dead driver (or from nobody) and unwind it on this thread."""
-    engine.log.commit(take(engine, root, expected, why))
-    engine.runs[root] = None  # type: ignore[assignment]  # ours while it is unwound
-    try:
-        return run(unwind(BLOCKING, engine, root, reach))
-    finally:
-        engine.runs.pop(root, None)
+def tidy(kit: AgentKit) -> None:
+    """Remove the lock files of dead drivers that no open saga names any more."""
+    if kit.home is not None and listed(kit.home.run):
+        kit.log.refresh()
+        sweep_files(kit.home.run, drivers(kit))
 
 
-def _collect(kit: AgentKit, swept: Swept, saga: Saga, work: Future[Any]) -> None:
-    name = name_of(kit, saga.id)
-    try:
-        report = work.result()
-    except Fenced as lost:
-        swept.skipped.append({"saga": name, "reason": lost.message})
-        return
-    if report.sagas[0].out:
-        swept.recovered.append(name)
-    else:
-        swept.escalated.extend(_escalations(kit, report.sagas[0], report.sagas))
-
-
-def _escalations(kit: AgentKit, root: Saga, family: Iterable[Saga] | None = None) -> Iterator[dict[str, Any]]:
-    for saga in family or kit.engine.state.family(root):
-        for step, why in saga.escalated.items():
-            yield {"saga": name_of(kit, root.id), "step": step, "reason": why}
-
-
-def name_of(kit: AgentKit, header: str) -> str:
-    """The id the user gave, where it is known; the header id where it is not."""
-    from .openings import opened_as
-
-    return opened_as(kit.log, header)[0] or header
+# ---- waiting for the next death --------------------------------------------------------------------------------------
 
 
 class Watch:
-    """The daemon's life: wait on the locks of living drivers, sweep when one is freed, look for new drivers."""
+    """The daemon's life: wait on the locks of living drivers, recover when one is freed, look for new drivers.
 
-    def __init__(self, kit: AgentKit, hosts: Any, told: Callable[[Swept], None]) -> None:
-        self._kit, self._hosts, self._told = kit, hosts, told
+    told(swept) is called with what was done. While no driver lives nothing wakes more often than once a second.
+    """
+
+    def __init__(self, kit: AgentKit, hosts: Hosts | None, told: Callable[[Swept], None]) -> None:
+        self._kit, self._told = kit, told
+        self._woken = threading.Event()
+        self.stopping = self._stop = threading.Event()
+        self._recovery = Recovery(kit, hosts, self._stop)
         self._watched: dict[str, threading.Thread] = {}
-        self._died = threading.Event()
-        self._stop = threading.Event()
+        self._crowd: set[str] = set()
+        self._untidy = True
 
     def stop(self) -> None:
+        """Ask to stop; safe in a signal handler. What is unwound is let go between two compensations."""
         self._stop.set()
-        self._died.set()
+        self._woken.set()
 
     def run(self, tick: Callable[[], None] = lambda: None) -> None:
-        """Until `stop`. `tick` is called at each look, at least once a second (a supervisor's watchdog)."""
-        while not self._stop.is_set():
-            self._died.clear()
-            swept = sweep(self._kit, self._hosts)
-            if swept.recovered or swept.escalated:
-                self._told(swept)
-            self._tidy()
-            size = self._kit.log.size
-            while not self._stop.is_set() and not self._died.is_set():
+        """Until `stop`. `tick` is called at each look, at least once a second (a supervisor's watchdog).
+
+        Raises Damaged and the like; a log that is held, or a full disk, is said and tried again.
+        """
+        try:
+            while not self._stop.is_set():
                 tick()
-                self._watch_new()
-                if self._kit.log.size != size and self._unowned():
-                    break
-                size = self._kit.log.size
-                self._died.wait(LOOK if self._watched else IDLE)
-                self._kit.log.refresh()
-                if self._patience_over():
-                    break
+                self._woken.wait(self._turn())
+        finally:
+            self._stop.set()
+            self._recovery.close()
+        self._say(self._recovery.done(wait=True))
 
-    def _unowned(self) -> bool:
-        return any(not ripe(self._kit, saga) for saga in list(self._kit.engine.state.roots()))
+    def _turn(self) -> float:
+        try:
+            self._woken.clear()
+            self._kit.log.refresh()
+            if self._news():
+                self._watch_new()  # first: who dies after this is noticed, who died before it is found by the look
+                self._recovery.look(self._kit.lives, self._woken.set)
+            self._say(self._recovery.done())
+            if self._untidy and not self._recovery.busy:
+                self._untidy = False
+                tidy(self._kit)
+        except (LogHeld, DiskFull) as error:
+            sys.stderr.write(f"amends: {error} Recovery tries again.\n")
+            return IDLE
+        return LOOK if self._watched or self._crowd else IDLE
 
+    _size = -1
     _looked = 0.0
 
-    def _patience_over(self) -> bool:
-        """Once a second: a resume that nobody took up in time, or a saga let go while nothing was appended."""
-        now = time.monotonic()
-        if now - self._looked < IDLE:
+    def _news(self) -> bool:
+        """Whether something may have become ripe: records came, a driver died, or a second has gone."""
+        size, now = self._kit.log.size, time.monotonic()
+        died = self._freed or any(not alive(self._kit.home.run, driver) for driver in self._crowd)  # type: ignore[union-attr]
+        if size == self._size and not died and now - self._looked < IDLE:
             return False
-        self._looked = now
-        return self._unowned()
+        self._size, self._looked, self._freed = size, now, False
+        self._untidy = self._untidy or died
+        return True
 
-    def _drivers(self) -> set[str]:
-        own = self._kit.engine.driver
-        return {saga.driver for saga in self._kit.engine.state.sagas.values() if saga.driver} - {own}
+    _freed = False
+
+    def _say(self, swept: Swept) -> None:
+        if swept.recovered or swept.escalated:
+            self._untidy = True
+            self._told(swept)
 
     def _watch_new(self) -> None:
-        for driver in self._drivers() - set(self._watched):
-            if len(self._watched) < WATCHERS:
-                thread = threading.Thread(target=self._wait_for, args=(driver,), name="amends-watch", daemon=True)
-                self._watched[driver] = thread
-                thread.start()
-            elif not alive(self._kit.home.run, driver):  # type: ignore[union-attr]
-                self._died.set()
+        """Wait on every driver that lives. One that is dead needs no waiting: the next look finds its sagas."""
+        self._crowd = set()
+        for driver in sorted(drivers(self._kit) - set(self._watched)):
+            if not self._kit.lives(driver):
+                continue
+            if len(self._watched) >= WATCHERS:
+                self._crowd.add(driver)
+                continue
+            thread = threading.Thread(target=self._wait_for, args=(driver,), name="amends-watch", daemon=True)
+            self._watched[driver] = thread
+            thread.start()
 
     def _wait_for(self, driver: str) -> None:
+        """Sleep in the kernel until the driver is dead, and say so. The lock is let go at once: the fact
+        `saga.taken` decides who has its sagas, and whoever runs one again must not find it busy."""
         assert self._kit.home is not None
-        death: Death | None = None
         try:
-            while death is None and not self._stop.is_set():
-                death = wait_dead(self._kit.home.run, driver, None)
+            death = wait_dead(self._kit.home.run, driver)
             if death is not None:
-                death.abandon()  # the fact `saga.taken` decides who has it; the file goes when nothing needs it
-        except AmendsError as error:
-            import sys
-
+                death.abandon()
+        except OSError as error:
             sys.stderr.write(f"amends: cannot wait for driver {driver}: {error}\n")
         finally:
             self._watched.pop(driver, None)
-            self._died.set()
-
-    def _tidy(self) -> None:
-        """Lock files of dead drivers that no open saga names any more."""
-        from ..store.driver import sweep as sweep_files
-
-        assert self._kit.home is not None
-        if listed(self._kit.home.run):
-            sweep_files(self._kit.home.run, self._drivers())
+            self._freed = True
+            self._woken.set()

@@ -18,6 +18,7 @@ from typing import Any, NamedTuple, Protocol, TypeVar
 
 from ..store.chain import Decide
 from ..store.entry import Entry
+from ..store.errors import TheyErred
 from ..store.log import DURABLE, Log
 from .pool import SHARED, Pool
 from .tools import is_async
@@ -31,6 +32,12 @@ class Ran(NamedTuple):
     result: Any = None
     error: BaseException | None = None
     running: Future[Any] | None = None
+
+
+class NeverStarted(TheyErred):
+    """No thread of the pool was free before the deadline: the call was withdrawn, nothing has happened."""
+
+    code = "pool_saturated"
 
 
 class Drive(Protocol):
@@ -108,8 +115,9 @@ def _await_here(awaitable: Any, timeout: float | None) -> Ran:
         raise
     if ran.running:
         loop.call_soon_threadsafe(lambda: [task.cancel() for task in tasks])
-        later = _result_of(future, CANCEL_GRACE)  # what it says when cancelled, if it does
-        return ran._replace(running=None) if later.running is None else ran
+        later = _result_of(future, CANCEL_GRACE)
+        if later.running is None:  # what it raises when it is cancelled says nothing; a result does
+            return later if later.error is None else ran._replace(running=None)
     return ran
 
 
@@ -122,13 +130,19 @@ def _result_of(future: Future[Any], timeout: float | None) -> Ran:
     try:
         return Ran(future.result(timeout))
     except Exception as error:
-        if not future.done():
-            return Ran(error=error, running=future)
-        return Ran(error=error)
+        return Ran(error=error) if future.done() else _overdue(future)
     except BaseException as error:
         if future.done() and future.exception() is error:  # the tool raised SystemExit in its thread
             return Ran(error=error)
+        error.amends_running = future  # type: ignore[attr-defined]  # Ctrl-C ends our wait, not the tool
         raise
+
+
+def _overdue(future: Future[Any]) -> Ran:
+    """Past its deadline: one that no thread has begun is withdrawn, and is known not to have happened."""
+    if future.cancel():
+        return Ran(error=NeverStarted("No thread was free for this call in time.", next="See `amends status`."))
+    return Ran(error=TimeoutError(), running=future)
 
 
 def _hand_over(task: asyncio.Task[Any], future: Future[Any]) -> None:
@@ -157,9 +171,12 @@ class Looping:
         await asyncio.sleep(seconds)
 
     async def grown(self, log: Log, size: int, timeout: float) -> bool:
-        waiting = self._pool.submit(contextvars.Context(), lambda: log.wait(size, timeout))
-        grew: bool = await asyncio.wrap_future(waiting)
-        return grew
+        # Bounded here as well: with every thread of the pool hung, the look at the log does not begin.
+        waiting = asyncio.wrap_future(self._pool.submit(contextvars.Context(), lambda: log.wait(size, timeout)))
+        done, _ = await asyncio.wait([waiting], timeout=timeout + 0.1)
+        if not done:
+            waiting.cancel()
+        return log.size > size
 
     async def call(self, fn: Callable[..., Any], kwargs: Mapping[str, Any], timeout: float | None) -> Ran:
         if is_async(fn):
@@ -170,28 +187,34 @@ class Looping:
 
     async def _task(self, awaitable: Any, timeout: float | None) -> Ran:
         if timeout is None:
-            try:
-                return Ran(await awaitable)
-            except Exception as error:
-                return Ran(error=error)
+            return await self._untimed(awaitable)
         task = asyncio.ensure_future(_plain(awaitable))
         try:
             done, _ = await asyncio.wait([task], timeout=timeout)
             if not done:
                 task.cancel()
                 done, _ = await asyncio.wait([task], timeout=CANCEL_GRACE)
-                late: Future[Any] = Future()
                 if not done:
-                    task.add_done_callback(lambda ended: _hand_over(ended, late))
-                    return Ran(error=TimeoutError(), running=late)
-                return Ran(error=TimeoutError())
-        except asyncio.CancelledError:
+                    return Ran(error=TimeoutError(), running=_later(task))
+                if task.cancelled() or task.exception() is not None:  # what it raises when cancelled says nothing
+                    return Ran(error=TimeoutError())
+        except asyncio.CancelledError as cancelled:
             task.cancel()
-            raise
+            raise StillRunning(_later(task)) from cancelled
         if task.cancelled():
             return Ran(error=asyncio.CancelledError())
         error = task.exception()
         return Ran(error=error) if error else Ran(task.result())
+
+    async def _untimed(self, awaitable: Any) -> Ran:
+        ours = asyncio.current_task()
+        before = ours.cancelling() if ours else 0
+        try:
+            return Ran(await awaitable)
+        except Exception as error:
+            if ours is not None and ours.cancelling() > before:  # it was told to stop: what it raises says nothing
+                raise asyncio.CancelledError() from error
+            return Ran(error=error)
 
     async def _thread(self, future: Future[Any], timeout: float | None) -> Ran:
         waiting = asyncio.wrap_future(future)
@@ -201,7 +224,7 @@ class Looping:
             raise StillRunning(future) from cancelled
         if not done:
             waiting.add_done_callback(_retrieved)
-            return Ran(error=TimeoutError(), running=future)
+            return _overdue(future)
         error = waiting.exception()
         return Ran(error=error) if error else Ran(waiting.result())
 
@@ -213,11 +236,18 @@ def _retrieved(future: asyncio.Future[Any]) -> None:
 
 
 class StillRunning(asyncio.CancelledError):
-    """We were cancelled while a thread works on: `future` tells how that ends."""
+    """We were cancelled while the tool works on: `amends_running` tells how that ends."""
 
     def __init__(self, future: Future[Any]) -> None:
         super().__init__()
-        self.future = future
+        self.amends_running = future
+
+
+def _later(task: asyncio.Task[Any]) -> Future[Any]:
+    """How a task ends that nobody waits for any more."""
+    future: Future[Any] = Future()
+    task.add_done_callback(lambda ended: _hand_over(ended, future))
+    return future
 
 
 _loop_lock = threading.Lock()

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
+import sys
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
@@ -25,16 +26,17 @@ from .drive import BLOCKING, Drive, run
 from .facts import body, fact
 from .hosts import recorded_host
 from .inverse import NONE, Inverse, NoInverse, declared_by, derived_by, idempotency_key, takes_nothing, written
+from .openings import served_steps
 from .perform import Call, Outcome, ask, perform, says_nothing
 from .pool import SHARED
 from .saga import RUNNING, Saga
 from .semantics import SEMANTICS, ActionSemantics
 from .state import State
 from .step import APPROVED, DONE, FAILED, INTENDED, REFUSED, UNKNOWN, WAITING
-from .tools import Compensation
+from .tools import Compensation, declared_options
 from .values import convert, decode_bytes, digest, encode
 
-NEW_EFFECTS = frozenset({"step.asked", "step.intended"})
+NEW_EFFECTS = frozenset({"step.asked", "step.intended", "saga.joined"})
 DEFAULT_SETTLE = 2.0
 APPROVAL_DEADLINE = 24 * 3600.0
 
@@ -69,6 +71,7 @@ class Engine:
         self.log, self.hide, self.fingerprint, self.known = log, hide, fingerprint, known
         self._driver = driver
         self.runs: dict[str, Run] = {}  # sagas this process drives, by header id
+        self.resting: dict[str, Run] = {}  # those that wait for a person, with the inverses only this process has
         self.after_landing: Callable[[Run, Call, Draft | None], None] | None = None
 
     @property
@@ -108,18 +111,41 @@ class Run:
         self.probes: dict[tuple[str, int], tuple[Callable[..., Any], dict[str, Any], str]] = (
             parent.probes if parent else {}
         )
-        self.flying: dict[int, Any] = {}
-        self.late: dict[int, Future[Any]] = {}
+        self.flying: dict[tuple[str, int], Any] = parent.flying if parent else {}  # effects in the air and their tasks
+        self.keys: dict[tuple[str, str], str] = {}  # identities that the caller chose, and digests of their arguments
         self.named = bool(opening is not None and opening.openings)
         self.broken: AmendsError | None = None
+        self.over = False  # its fate is decided: it is not opened (again)
         self.lock = threading.Lock()
+
+    @property
+    def gone(self) -> bool:
+        """Whether its fate, or that of a saga it is inside of, has been decided."""
+        return self.over or (self.parent is not None and self.parent.gone)
 
     def identify(self, call: Call, key: str) -> None:
         """Name the step, before anything is awaited: tool and how often it was called, or the caller's own key."""
         with self.lock:
             self.calls[call.tool] = k = self.calls.get(call.tool, 0) + 1
-        call.identity = key or str(k)
+            call.identity = key or str(k)
+            if key:
+                self._same_key(call)
         call.key = idempotency_key(self.id, call.tool, call.identity, "do")
+
+    def _same_key(self, call: Call) -> None:
+        """A key that the caller used before names the step that it named then."""
+        new = digest(call.all_args)
+        call.repeated = (call.tool, call.identity) in self.keys
+        old = self.keys.setdefault((call.tool, call.identity), new)
+        if old != new:
+            raise BadValue(
+                f"{call.tool} was called with key={call.identity!r} and other arguments before "
+                f"({old[:12]} then, {new[:12]} now).",
+                next="Use another key for another step.",
+                code="key_reused",
+                old=old,
+                new=new,
+            )
 
     def number(self) -> int:
         with self.lock:
@@ -166,7 +192,7 @@ def _chain_of_openings(run: Run | None, state: State) -> list[Draft]:
     """The openings that are not in the log yet, the outermost saga's first."""
     drafts: list[Draft] = []
     while run is not None and run.id not in state.sagas:
-        if run.opening is None:
+        if run.opening is None or run.over:
             raise Fenced(f"Saga {run.name} is no longer open.", next="See `amends show`.", code="saga_ended")
         drafts.insert(0, run.opening)
         run = run.parent
@@ -207,18 +233,18 @@ async def execute(drive: Drive, run: Run, call: Call) -> Any:
     if ready:
         return result
     call.number = call.number or run.number()
-    inverse = await _declare(drive, run, call)
+    inverse = await _declare(drive, run, call) if call.undo is not None else NONE
     if SEMANTICS[call.sem].asks:
         await _ask(drive, run, call)
     early = await _intend(drive, run, call, inverse)
-    run.flying[call.number] = _current_task()
+    run.flying[run.id, call.number] = _current_task()
     try:
         outcome = await perform(drive, call, _noter(drive, run, call))
     except BaseException as stop:
-        _abandon(run, call, early, stop)
+        _abandon(run, call, stop)
         raise
     finally:
-        run.flying.pop(call.number, None)
+        run.flying.pop((run.id, call.number), None)
     return await _settle(drive, run, call, inverse, early, outcome)
 
 
@@ -278,7 +304,9 @@ async def _intend(drive: Drive, run: Run, call: Call, inverse: Inverse) -> Early
     if call.probe is not None:
         run.probes[run.id, call.number] = (call.probe, call.kwargs, call.key)
     log = run.engine.log
-    if SEMANTICS[call.sem].durable or inverse.handler:
+    saga = run.saga(run.engine.state)
+    repeated = saga is not None and call.number in saga.steps  # after a resume: no single fact tells both then
+    if SEMANTICS[call.sem].durable or inverse.handler or repeated:
         sync = DURABLE if SEMANTICS[call.sem].durable else FILED
         try:
             await drive.commit(log, run.facts(intent), sync)
@@ -287,12 +315,21 @@ async def _intend(drive: Drive, run: Run, call: Call, inverse: Inverse) -> Early
             log.append(_if_step(run, call.number, INTENDED, fact("step.failed", step=call.number, why="not_started")))
             raise
         return None
-    saga = run.saga(run.engine.state)
-    if saga is not None and saga.fence != run.fence:
-        raise Fenced(f"Saga {run.name} was taken over by another process.")
+    _may_start(run)
     early = Early(run, intent)
     log.append(early)
     return early
+
+
+def _may_start(run: Run) -> None:
+    """What the decision will ask when it is written, asked before the effect of a step that does not wait for it."""
+    saga = run.saga(run.engine.state)
+    if saga is None and run.gone:
+        raise Fenced(f"Saga {run.name} is no longer open.", next="See `amends show`.", code="saga_ended")
+    if saga is not None and saga.fence != run.fence:
+        raise Fenced(f"Saga {run.name} was taken over by another process.")
+    if saga is not None and saga.phase != RUNNING:
+        raise Refused(f"Saga {run.name} is {saga.phase}; no new step may start in it.", code="saga_not_running")
 
 
 def _if_step(run: Run, number: int, state: str, draft: Draft) -> Decide:
@@ -326,11 +363,11 @@ def _code(error: BaseException | None) -> str:
     return name if name.isascii() and name.isprintable() and len(name) <= 100 else "error"
 
 
-def _abandon(run: Run, call: Call, early: Early | None, stop: BaseException) -> None:
+def _abandon(run: Run, call: Call, stop: BaseException) -> None:
     """We are told to stop in the middle of an effect: nobody knows, and the rollback will settle it."""
     lost = fact("step.lost", body(error=encode(_told(stop))), step=call.number, why=_code(stop), up=True)
     run.engine.log.append(_if_step(run, call.number, INTENDED, lost))
-    running: Future[Any] | None = getattr(stop, "future", None)
+    running: Future[Any] | None = getattr(stop, "amends_running", None)
     if running is not None:
         _watch(run, call, running)
 
@@ -338,16 +375,46 @@ def _abandon(run: Run, call: Call, early: Early | None, stop: BaseException) -> 
 async def _settle(
     drive: Drive, run: Run, call: Call, inverse: Inverse, early: Early | None, outcome: Outcome
 ) -> Any:
-    if outcome.running is not None:
-        _watch(run, call, outcome.running)
-    if outcome.state == "done":
-        return await _done(drive, run, call, inverse, early, outcome)
-    draft = _not_done(call, outcome)
-    await _write(drive, run, call, early, draft)
+    if _given_up(run, call):
+        raise _land(run, call, outcome)
+    try:
+        if outcome.state == "done":
+            return await _done(drive, run, call, inverse, early, outcome)
+        await _write(drive, run, call, early, outcome, _not_done(call, outcome))
+    finally:
+        if outcome.running is not None:  # only now: before its fact is written, a late landing has nothing to follow
+            _watch(run, call, outcome.running)
     assert outcome.error is not None
     if call.fallback is not None and isinstance(outcome.error, Exception):
         return await _fall_back(drive, run, call)
     raise outcome.error
+
+
+def _given_up(run: Run, call: Call) -> bool:
+    """Whether the unwinding went on without this step: its outcome is a late landing then."""
+    saga = run.saga(run.engine.state)
+    if saga is None:
+        return run.gone
+    step = saga.steps.get(call.number)
+    return saga.fence != run.fence or (step is not None and step.state != INTENDED)
+
+
+def _land(run: Run, call: Call, outcome: Outcome) -> Refused:
+    """See to an outcome that comes after its saga was given up; what its caller is told."""
+    if outcome.running is not None:
+        _watch(run, call, outcome.running)
+    else:
+        ended: Future[Any] = Future()
+        if outcome.error is None:
+            ended.set_result(outcome.result)
+        else:
+            ended.set_exception(outcome.error)
+        _watch(run, call, ended)
+    return Refused(
+        f"{call.tool} came to its end after saga {run.name} was given up; what it did is undone.",
+        next=f"See `amends show {run.name}`.",
+        code="saga_not_running",
+    )
 
 
 def _not_done(call: Call, outcome: Outcome) -> Draft:
@@ -366,11 +433,15 @@ async def _fall_back(drive: Drive, run: Run, call: Call) -> Any:
     """The recorded alternative: a step of its own, with its own inverse. The primary stays to be settled."""
     fallback = call.fallback
     fn = getattr(fallback, "fn", fallback)
+    declared = declared_options(fn)
     other = Call(
-        call.tool, call.sem, fn, call.kwargs, call.args, call.apart, call.identity, scope="fallback",
-        timeout=call.timeout, settle=call.settle, returns=call.returns, store_result=call.store_result,
-        undo=getattr(fallback, "undo", None), compensate=getattr(fallback, "compensate", None),
+        call.tool, call.sem, declared.pop("fn", fn), call.kwargs, call.args, call.all_args, call.apart, call.named,
+        call.identity, scope="fallback", timeout=call.timeout, settle=call.settle, returns=call.returns,
+        store_result=call.store_result,
+        undo=getattr(fallback, "undo", declared.get("undo")),
+        compensate=getattr(fallback, "compensate", declared.get("compensate")),
     )  # fmt: skip
+    other.repeated = call.repeated
     other.key = idempotency_key(run.id, call.tool, call.identity, "fallback")
     return await execute(drive, run, other)
 
@@ -397,7 +468,11 @@ async def _done(
     draft = _outcome(call, inverse, derived, shown, flaw, outcome)
     if derived.live is not None:
         run.live[run.id, call.number] = derived.live
-    await _write(drive, run, call, early, draft, recoverable=bool(derived.handler))
+    if early is not None and early.replace(_coalesced(call, derived, draft)):
+        if derived.handler:
+            await drive.commit(run.engine.log, lambda state, now: (), FILED)
+    else:
+        await _write(drive, run, call, early, outcome, draft, recoverable=bool(derived.handler))
     if flaw is not None:
         raise flaw from flaw.__cause__
     return result
@@ -442,32 +517,36 @@ def _outcome(
 
 
 async def _write(
-    drive: Drive, run: Run, call: Call, early: Early | None, outcome: Draft, recoverable: bool = False
+    drive: Drive, run: Run, call: Call, early: Early | None, outcome: Outcome, draft: Draft, recoverable: bool = False
 ) -> None:
     """Record an outcome as safely as its semantics ask."""
     log = run.engine.log
     meaning = SEMANTICS[call.sem]
     if early is not None:
-        if outcome.kind == "step.done" and early.replace(_coalesced(call, outcome)):
-            if recoverable:
-                await drive.commit(log, lambda state, now: (), FILED)
-            return
         sync = FILED if recoverable else BUFFERED
     elif meaning.durable:
-        sync = BUFFERED if run.merged and meaning.merge and outcome.kind == "step.done" else DURABLE
+        sync = BUFFERED if run.merged and meaning.merge and draft.kind == "step.done" else DURABLE
     else:
         sync = FILED
     if sync == BUFFERED:
-        log.append(run.facts(outcome))
-    else:
-        await drive.commit(log, run.facts(outcome), sync)
+        log.append(run.facts(draft))
+    elif not await drive.commit(log, _if_step(run, call.number, INTENDED, draft), sync):
+        raise _land(run, call, outcome)
 
 
-def _coalesced(call: Call, outcome: Draft) -> Draft:
+def _coalesced(call: Call, inverse: Inverse, outcome: Draft) -> Draft:
     """Intent and outcome of a reversible step as one `step.done`."""
+    outcome = Draft(outcome.kind, dict(outcome.fields), outcome.openings, outcome.up)
     fields = outcome.fields
     fields["tool"], fields["sem"], fields["key"] = call.tool, call.sem.value, call.key
-    args = body(args=call.args, identity=encode(call.identity))
+    if call.probe is not None:
+        fields["probe"] = 1
+    declared = b""
+    if inverse is not NONE and "inv" not in fields:  # what was declared stands, and is not told yet
+        declared = inverse.payload
+        fields |= {name: value for name, value in (("inv", inverse.inv), ("handler", inverse.handler),
+                                                   ("again", inverse.again)) if value}  # fmt: skip
+    args = body(args=call.args, compensation=declared, identity=encode(call.identity), probe=_probe(call))
     opening = args[:-1] + b"," + outcome.openings[0][1:] if outcome.openings and len(outcome.openings[0]) > 2 else args
     outcome.openings = (_sorted(opening), *call.apart)
     return outcome
@@ -543,6 +622,8 @@ async def _expired(drive: Drive, run: Run, call: Call) -> bool:
 
 async def _serve(drive: Drive, run: Run, call: Call) -> tuple[bool, Any]:
     """A finished step of a resumed saga, from the log. (False, None) if the step has to be performed."""
+    if call.repeated and (call.tool, call.scope, call.identity) not in run.served:
+        _serve_again(run, call)
     known = run.served.pop((call.tool, call.scope, call.identity), None)
     if known is None:
         if run.served and not call.named:
@@ -564,6 +645,10 @@ async def _serve(drive: Drive, run: Run, call: Call) -> tuple[bool, Any]:
     step = saga.steps[number] if saga else None
     if step is None or step.state == DONE:
         return True, _returned(call, result)
+    if step.state == INTENDED:
+        raise Refused(f"{call.tool} with key={call.identity!r} is in the air.", next="Wait for it.", code="in_the_air")
+    if call.fallback is not None and (call.tool, "fallback", call.identity) in run.served:
+        return True, await _fall_back(drive, run, call)
     if step.state == UNKNOWN:
         return await _unknown_again(drive, run, call)
     if step.state in (FAILED, REFUSED):
@@ -571,8 +656,19 @@ async def _serve(drive: Drive, run: Run, call: Call) -> tuple[bool, Any]:
     return False, None
 
 
+def _serve_again(run: Run, call: Call) -> None:
+    """A key that was used before in this very run: the step it named is served from the log."""
+    saga = run.saga(run.engine.state)
+    run.engine.log.flush()
+    name = (call.tool, call.scope, call.identity)
+    if saga is not None:
+        found = served_steps(run.engine.log, run.id).get(name)
+        if found is not None:
+            run.served[name] = found
+
+
 SIBLINGS = 5
-"""Turns of the event loop that siblings of a resumed step get to come forward before a new step counts as other code."""
+"""Turns of the event loop that siblings of a resumed step get to come forward; then a new step is other code."""
 
 
 async def _differs(drive: Drive, run: Run, call: Call) -> None:
@@ -586,7 +682,7 @@ async def _differs(drive: Drive, run: Run, call: Call) -> None:
         drive,
         run,
         ResumeConflict(
-            f"Saga {run.name}: the log has the step {tool} {identity} where this run calls {call.tool} {call.identity}.",
+            f"Saga {run.name}: the log has step {tool} {identity} where this run calls {call.tool} {call.identity}.",
             next="Run it with the code it began with, or pass key= to name steps that run side by side.",
             old=tool,
             new=call.tool,
@@ -605,9 +701,26 @@ def unserved(run: Run) -> list[tuple[str, str, str]]:
 
 
 async def suspend(drive: Drive, run: Run, conflict: ResumeConflict) -> None:
-    run.broken = conflict
+    """Let go of a saga, and of those it is inside of, until a run fits. Raises the conflict."""
+    whole = [run]
+    while whole[-1].parent is not None:
+        whole.append(whole[-1].parent)
+    for each in whole:
+        each.broken = conflict
+    root = whole[-1]
+
+    def decide(state: State, now: Now) -> Sequence[Draft]:
+        found = state.sagas.get(root.id)
+        if found is None or found.fence != root.fence:
+            return ()
+        return [
+            fact("saga.suspended", saga=m.id, fence=m.fence, why="resume_conflict")
+            for m in state.family(found)
+            if m.phase == RUNNING
+        ]
+
     if not run.finished:
-        await drive.commit(run.engine.log, run.facts(fact("saga.suspended", why="resume_conflict")))
+        await drive.commit(run.engine.log, decide)
     raise conflict
 
 
@@ -658,15 +771,21 @@ def _returned(call: Call, result: bytes | None) -> Any:
 
 def _watch(run: Run, call: Call, running: Future[Any]) -> None:
     """When an effect that nobody waits for ends after all, record how, and undo it if its saga is unwound."""
-    run.late[call.number] = running
     running.add_done_callback(
-        lambda done: SHARED.submit(contextvars.Context(), lambda: landed(run, call, done)) and None
+        lambda done: SHARED.submit(contextvars.Context(), lambda: _landed(run, call, done)) and None
     )
 
 
+def _landed(run: Run, call: Call, ended: Future[Any]) -> None:
+    """On a pool thread, where nobody waits: what goes wrong is said."""
+    try:
+        landed(run, call, ended)
+    except Exception as error:
+        sys.stderr.write(f"amends: {call.tool} of saga {run.name} landed late, and that is not settled: {error}\n")
+
+
 def landed(run: Run, call: Call, ended: Future[Any]) -> None:
-    """Record the true outcome of a late effect (on a pool thread), then see to it."""
-    run.late.pop(call.number, None)
+    """Record the true outcome of a late effect, then see to it."""
     error = None if ended.cancelled() else ended.exception()
     if ended.cancelled() or (error is not None and says_nothing(error)):
         return

@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from ..store.chain import Draft
-from ..store.clock import Now
-from ..store.errors import BadValue, NotFound, Refused
+from ..store.errors import BadValue, Fenced, NotFound, Refused
 from ..store.log import Overlay
 from .carry import carried, carry, stands
 from .drive import BLOCKING, Drive, run
@@ -25,7 +24,7 @@ from .openings import opened_as
 from .report import RollbackReport
 from .saga import ENDED, UNWINDING, Saga, orphaned, replay
 from .state import State
-from .step import DONE, UNKNOWN
+from .step import COMPENSATED, DONE, FAILED, UNKNOWN
 from .unwind import take, unwind
 from .values import encode
 
@@ -87,12 +86,14 @@ def family_of(kit: AgentKit, saga: Saga) -> list[Saga]:
     return family
 
 
-def _undone(later: Sequence[Saga]) -> set[tuple[str, int]]:
+def _undone(kit: AgentKit, later: Sequence[Saga]) -> set[int]:
+    """The intents (by their place in the log) whose effects later sagas have undone or are undoing."""
     return {
-        (saga.of, step.number)
+        record.entry.ref
         for saga in later
-        for step in saga.steps.values()
-        if saga.phase != ENDED or step.state not in (DONE, UNKNOWN)
+        for record in kit.log.thread(saga.id)
+        if record.entry.kind == "step.carried"
+        and (saga.phase != ENDED or saga.steps[record.entry.step].state not in (DONE, UNKNOWN))
     }
 
 
@@ -113,19 +114,21 @@ async def undo_committed(
             f"Saga {name} is {saga.out or saga.phase}; only a committed one is undone later.",
             next=f"Run `amends show {name}`.", code="not_committed",
         )  # fmt: skip
-    taken = _undone(followups(kit, saga))
-    members = [m for m in family_of(kit, saga) if any(stands(s) and (m.id, s.number) not in taken for s in m.steps.values())]
-    chosen = {
-        m.id: [s.number for s in m.steps.values() if stands(s) and (m.id, s.number) not in taken and step in (None, s.number)]
-        for m in members
-    }
-    if not any(chosen.values()):
+    later = followups(kit, saga)
+    if saga.out == "continued":
+        heir = opened_as(kit.log, later[0].id)[0] or later[0].id
+        raise Refused(f"Saga {name} went on as {heir}, which has its steps.", next=f"Undo {heir}.", code="continued")
+    taken = _undone(kit, later)
+    members = family_of(kit, saga) if step is None else [saga]
+    standing = [s for m in members for s in m.steps.values() if stands(s) and s.seq not in taken]
+    chosen = {s.seq for s in standing if step in (None, s.number)}
+    if not chosen:
         raise Refused(f"Nothing of saga {name} is left to undo.", next=f"Run `amends show {name}`.", code="nothing_to_undo")
     new = _random_id()
     opening = body(by=encode(person), reason=encode(reason))
     drafts = [
         fact("saga.opened", opening, saga=new, fence=1, driver=kit.engine.driver, of=saga.id, up=True),
-        *_renumbered(draft for m in members for draft in carried(kit.log, m, new, 1, chosen[m.id])),
+        *carried(kit.log, members, new, 1, chosen),
         fact("saga.unwinding", saga=new, fence=1, why="undo", up=True),
     ]
     if dry_run:
@@ -136,18 +139,6 @@ async def undo_committed(
         return await unwind(drive, kit.engine, new, kit.reach())
     finally:
         kit.engine.runs.pop(new, None)
-
-
-def _renumbered(drafts: Any) -> list[Draft]:
-    """Steps of one saga keep their numbers; those of sagas inside it get numbers after them."""
-    seen: set[int] = set()
-    made = []
-    for draft in sorted(drafts, key=lambda draft: draft.fields["ref"]):
-        if draft.fields["step"] in seen:
-            draft.fields["step"] = max(seen) + 1
-        seen.add(draft.fields["step"])
-        made.append(draft)
-    return made
 
 
 def _first(state: State, saga: Saga, drafts: Sequence[Draft]) -> Sequence[Draft]:
@@ -196,9 +187,12 @@ def undo_landed(kit: AgentKit, made: Run) -> None:
     saga = engine.state.sagas.get(made.id)
     if saga is not None:
         root = engine.state.root(saga)
-        if root.id in engine.runs or root.phase != UNWINDING or root.driver:
+        if root.phase != UNWINDING or root.driver:
+            return  # whoever unwinds it looks at the log once more before letting go
+        try:
+            engine.log.commit(take(engine, root.id, "", "landed"))
+        except Fenced:  # somebody else saw it land
             return
-        engine.log.commit(take(engine, root.id, "", "landed"))
         run(unwind(BLOCKING, engine, root.id, kit.reach(made)))
 
 
@@ -208,10 +202,11 @@ def follow_landed(kit: AgentKit, made: Run, number: int, landing: Draft) -> Roll
     step = past.steps.get(number) if past else None
     if past is None or step is None or past.out not in ("compensated", "refused"):
         return None
-    if landing.fields.get("out") != "done" or step.state not in ("compensated", "failed"):
+    early = step.state == COMPENSATED and step.provisional
+    if landing.fields.get("out") != "done" or not (early or step.state == FAILED):
         return None
     new = _random_id()
-    draft = carry(kit.log, past, step, new, 1, late=step.state == "compensated")
+    draft = carry(kit.log, past, step, new, 1, late=early)
     if landing.openings and landing.fields.get("inv"):
         draft.openings = _only_compensation(landing.openings[0])
         draft.fields |= {name: landing.fields[name] for name in ("inv", "handler", "again") if name in landing.fields}

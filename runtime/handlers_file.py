@@ -22,9 +22,8 @@ import os
 import re
 import tomllib
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 from ..store.entry import STRING_MAX
 from ..store.errors import YouErred
@@ -39,8 +38,7 @@ class BadHandlersFile(YouErred):
     code = "bad_handlers_file"
 
 
-@dataclass(frozen=True)
-class Handlers:
+class Handlers(NamedTuple):
     """The hosts of a handlers.toml, in its order."""
 
     specs: tuple[Spec, ...] = ()

@@ -330,7 +330,7 @@ class Host:
             returned = self.call(target, kwargs)
         except BaseException as error:  # SystemExit and KeyboardInterrupt of a handler are its failure, not our end
             complain()
-            return {"outcome": "cannot_tell" if purpose == "probe" else "failed", "why": said(error)}
+            return {"outcome": raised(error, purpose), "why": said(error)}
         return read_answer(returned, purpose)
 
     def call(self, target: Callable[..., Any], kwargs: dict[str, Any]) -> Any:
@@ -338,7 +338,10 @@ class Host:
             self.own_loop()
         returned = target(**kwargs)
         if inspect.isawaitable(returned):
-            returned = self.own_loop().run_until_complete(awaited(returned))
+            loop = (
+                returned.get_loop() if hasattr(returned, "get_loop") else self.own_loop()
+            )  # a task has chosen its own
+            returned = loop.run_until_complete(awaited(returned))
         return returned
 
     def own_loop(self) -> Any:
@@ -398,6 +401,46 @@ def complain() -> None:
 
 def printable_traceback() -> bytes:
     return traceback.format_exc().encode(errors="replace")
+
+
+def raised(error: BaseException, purpose: str) -> str:
+    """What an exception of a handler means: it may leave open whether its effect happened."""
+    if purpose == "undo":
+        return "lost" if says_nothing(error) else "failed"
+    return "cannot_tell" if purpose == "probe" else "failed"
+
+
+KNOWN_OS_ERRORS = (ConnectionRefusedError, FileNotFoundError, PermissionError, FileExistsError, NotADirectoryError,
+                   IsADirectoryError)  # fmt: skip
+UNSURE_NAMES = ("timeout", "connectionerror", "remoteprotocolerror", "readerror", "writeerror", "networkerror",
+                "incompleteread", "disconnected")  # fmt: skip
+
+
+def says_nothing(error: BaseException) -> bool:
+    """The same rule as for a live saga's handlers (perform.py): broken connections and 5xx answers say nothing."""
+    if isinstance(error, (TimeoutError, EOFError)) or not isinstance(error, Exception):
+        return True
+    status = status_of(error)
+    if status is not None:
+        return status >= 500 or status == 408
+    inner = getattr(error, "reason", None)
+    if isinstance(inner, OSError):
+        return says_nothing(inner)
+    if isinstance(error, KNOWN_OS_ERRORS):
+        return False
+    names = " ".join(kind.__name__ for kind in type(error).__mro__).lower()
+    if "connecterror" in names or "connecttimeout" in names:
+        return False
+    return isinstance(error, OSError) or any(name in names for name in UNSURE_NAMES)
+
+
+def status_of(error: BaseException) -> int | None:
+    response = getattr(error, "response", None)
+    for place, name in ((error, "code"), (error, "status"), (response, "status_code")):
+        value = getattr(place, name, None)
+        if type(value) is int and 100 <= value < 600:
+            return value
+    return None
 
 
 def flush(stream: Any) -> None:

@@ -10,7 +10,8 @@ A call never raises for what a handler does. Its outcome is one of
     done  already_done  failed  human          what the handler said
     present  absent  cannot_tell               what a probe said
     again        nothing is known to be wrong, try later (exit 75, all processes busy)
-    lost         it may have happened: the deadline passed, it crashed, or its answer makes no sense
+    lost         it may have happened: the deadline passed, it crashed, it raised what leaves that open (a broken
+                 connection, a 5xx answer, SystemExit), or its answer makes no sense
     unavailable  it was never started: no program, no interpreter, no such handler; this is no attempt
 
 `lost` and `unavailable` are told apart by the host saying "started" before it runs anything.
@@ -35,7 +36,6 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
@@ -63,13 +63,15 @@ _json = msgspec.json.Encoder().encode
 
 
 class Outcome(NamedTuple):
-    """outcome: one of the words above. result: decoded. why: what went wrong. stderr: its last 4 KB of this call."""
+    """outcome: one of the words above. result: decoded. why: what went wrong. stderr: its last 4 KB of this call.
+    host: where it ran, for people."""
 
     outcome: str
     result: Any = None
     note: str = ""
     stderr: str = ""
     why: str = ""
+    host: str = ""
 
 
 class Known(NamedTuple):
@@ -88,6 +90,10 @@ class Known(NamedTuple):
 
 class Host(Protocol):
     """Where handlers run. Safe to call from many threads; a call blocks until its outcome is known."""
+
+    @property
+    def name(self) -> str:
+        """Which one, for people."""
 
     def call(
         self,
@@ -109,8 +115,7 @@ class Host(Protocol):
         """End its idle processes."""
 
 
-@dataclass(frozen=True)
-class ExecSpec:
+class ExecSpec(msgspec.Struct, frozen=True):
     """A program that is a handler. Seconds; 0 leaves the deadline to the caller. Paths are absolute."""
 
     name: str
@@ -122,9 +127,8 @@ class ExecSpec:
     env_file: str = ""
 
 
-@dataclass(frozen=True)
-class PythonSpec:
-    """An interpreter and what it loads. `expect`: (module, file) as recorded; `digests`: (file, SHA-256) likewise."""
+class PythonSpec(msgspec.Struct, frozen=True):
+    """An interpreter and what it loads. `expect`: (module, file) as recorded. Paths are absolute."""
 
     name: str
     interpreter: str
@@ -427,6 +431,10 @@ class ExecHost:
     def __init__(self, spec: ExecSpec) -> None:
         self.spec = spec
 
+    @property
+    def name(self) -> str:
+        return f"[exec.{self.spec.name}] {self.spec.command[0]}"
+
     def knows(self, handler: str) -> Known:
         """A program is handed the key; only its owner can say (`idempotent = true`) that twice is once."""
         if handler != self.spec.name:
@@ -582,21 +590,19 @@ def _stamp(spec: PythonSpec) -> list[tuple[int, int]]:
     return found
 
 
-@dataclass
 class PythonHost:
     """Handlers in an interpreter of the user's: a few processes, one call in each, kept while calls come.
 
     `function` and `digest` are a recorded handler's: `module:qualname`, and the SHA-256 of its file then.
     """
 
-    spec: PythonSpec
-    function: str = ""
-    digest: str = ""
-    shared: _Pool | None = None
-    pool: _Pool = field(init=False)
+    def __init__(self, spec: PythonSpec, function: str = "", digest: str = "", pool: _Pool | None = None) -> None:
+        self.spec, self.function, self.digest = spec, function, digest
+        self.pool = pool or _Pool(spec)
 
-    def __post_init__(self) -> None:
-        self.pool = self.shared or _Pool(self.spec)
+    @property
+    def name(self) -> str:
+        return f"{self.spec.name} ({self.spec.interpreter})"
 
     def knows(self, handler: str) -> Known:
         """Asks a process; starts one if there is none."""
@@ -647,7 +653,7 @@ class PythonHost:
         stderr = str(reply.pop("stderr", ""))
         if reply["outcome"] == "unavailable":
             return Outcome("unavailable", why=str(reply.get("why") or ""), stderr=stderr)
-        if reply["outcome"] not in ANSWERS[purpose]:
+        if reply["outcome"] not in (*ANSWERS[purpose], "lost"):
             return Outcome("lost", why=f"it answered {reply['outcome']!r}, which is no answer", stderr=stderr)
         return _answered(reply, stderr)
 

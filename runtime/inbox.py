@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from ..store.chain import Draft
 from ..store.clock import Now
 from ..store.entry import leaf
-from ..store.errors import BadValue, NotFound, Refused
+from ..store.errors import BadValue, Fenced, NotFound, Refused
 from .drive import BLOCKING, run
 from .facts import body, fact
 from .openings import opened_as, when
@@ -177,17 +177,20 @@ def accept(kit: AgentKit, name: str, by: str, reason: str) -> RollbackReport | N
 def retry(kit: AgentKit, name: str, by: str) -> RollbackReport:
     """Take an escalated saga and try again what stopped it. `name` is an item or a saga."""
     item = find(kit, name, ESCALATIONS)
-    report = _go_on(kit, item.saga, "retry")
+    report = _go_on(kit, item.saga, "retry", item.step.number if item.step else 0)
     if report is None:
         raise Refused("Somebody else drives it now.", next="Run `amends inbox`.", code="saga_busy")
     return report
 
 
-def _go_on(kit: AgentKit, saga: Saga, why: str) -> RollbackReport | None:
+def _go_on(kit: AgentKit, saga: Saga, why: str, step: int = 0) -> RollbackReport | None:
     """Unwind on from where a person unblocked it; None if a live driver has it and will."""
     kit.log.refresh()
     root = kit.engine.state.root(saga)
     if root.id not in kit.engine.state.sagas or (root.driver and kit.holds(root.driver)):
         return None
-    kit.log.commit(take(kit.engine, root.id, root.driver, why))
-    return run(unwind(BLOCKING, kit.engine, root.id, kit.reach()))
+    try:
+        kit.log.commit(take(kit.engine, root.id, root.driver, why, (saga.id, step) if step else ("", 0)))
+    except Fenced:  # a daemon saw the decision and was faster
+        return None
+    return run(unwind(BLOCKING, kit.engine, root.id, kit.reach(kit.engine.resting.get(root.id))))

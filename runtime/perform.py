@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 from .current import outside
 from .drive import Drive
 from .semantics import ActionSemantics
-from .tools import CANNOT_TELL, ONCE, Answer, RetryPolicy, parameters, takes_key
+from .tools import CANNOT_TELL, ONCE, Answer, RetryPolicy, names, takes_key
 
 
 @dataclass(slots=True)
@@ -24,7 +24,7 @@ class Call:
     """A prepared call of a tool: what is done, under which key, and everything its author declared about it.
 
     args are encoded without secrets (all_args with what `apart` keeps in openings of its own); kwargs are the live
-    objects. named: the caller chose the identity. Seconds throughout; settle is None for the default.
+    objects. named: the caller chose the identity; repeated: and did before. Seconds throughout; settle is None for the default.
     """
 
     tool: str
@@ -50,6 +50,7 @@ class Call:
     returns: Any = None
     store_result: bool = True
     declared: Any = None
+    repeated: bool = False
     keyed: bool = field(init=False)
 
     def __post_init__(self) -> None:
@@ -140,7 +141,7 @@ async def _unconfirmed(drive: Drive, call: Call, result: Any) -> BaseException |
 
 
 def _as_argument(fn: Callable[..., Any], value: Any) -> dict[str, Any]:
-    name = next(iter(parameters(fn)), "result")
+    name = next(iter(names(fn)), "result")
     return {name: value}
 
 

@@ -58,6 +58,8 @@ class Pool:
             if future.set_running_or_notify_cancel():
                 try:
                     future.set_result(context.run(run))
+                except StopIteration as error:  # no future of asyncio takes one, and its waiter would wait for ever
+                    future.set_exception(RuntimeError(f"the tool raised {error!r}"))
                 except BaseException as error:  # whatever a tool raises belongs to whoever waits for it
                     future.set_exception(error)
             del future, context, run

@@ -13,6 +13,7 @@ from typing import Any
 
 import msgspec
 
+from .current import outside
 from .drive import Drive, Ran
 from .engine import Engine, Run
 from .hosts import Hosts, Outcome
@@ -51,7 +52,7 @@ class HostReach:
         def called() -> Outcome:
             return host.call(recorded.handler, "undo", recorded.kwargs, key, saga.id, step.number, attempt, CALL_MS)
 
-        return await _hosted(drive, called)
+        return (await _hosted(drive, called))._replace(host=host.name)
 
     async def probe(self, drive: Drive, saga: Saga, step: Step) -> Outcome:
         """A probe that was recorded by name is asked in its host; one that only its process had cannot tell."""
@@ -113,7 +114,8 @@ class LiveReach(HostReach):
             return await super().undo(drive, saga, step, recorded, key)
         fn, kwargs = here
         given = {**kwargs, "idempotency_key": key} if takes_key(fn) and "idempotency_key" not in kwargs else kwargs
-        return _said(await drive.call(fn, given, UNDO_TIMEOUT))
+        with outside():
+            return _said(await drive.call(fn, given, UNDO_TIMEOUT))._replace(host="the saga's own process")
 
     async def probe(self, drive: Drive, saga: Saga, step: Step) -> Outcome:
         mine = self._run.probes.get((saga.id, step.number)) if self._run else None

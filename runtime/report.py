@@ -141,7 +141,7 @@ class RollbackReport:
 
     @property
     def clean(self) -> bool:
-        return not self._standing
+        return not self._standing and not self.accepted
 
     @property
     def outcome(self) -> str:

@@ -12,7 +12,7 @@ import msgspec
 
 from ..store.entry import Entry
 from ..store.errors import Illegal
-from .step import COMPENSATED, DONE, FAILED, REFUSED, UNKNOWN, Step, advance
+from .step import COMPENSATED, DONE, FAILED, REFUSED, UNKNOWN, Step, advance, again
 
 RUNNING, SUSPENDED, UNWINDING, JOINED, ENDED = "running", "suspended", "unwinding", "joined", "ended"
 
@@ -58,7 +58,10 @@ def _taken(saga: Saga, entry: Entry, lived: int) -> None:
     if entry.why == "resume":
         saga.phase = RUNNING
     if entry.why in ("retry", "resume", "undo"):
-        saga.escalated = {}
+        for number in [entry.step] if entry.step else list(saga.escalated):
+            saga.escalated.pop(number, None)
+            if number in saga.steps:
+                again(saga.steps[number])
 
 
 def _released(saga: Saga, entry: Entry, lived: int) -> None:
@@ -112,6 +115,9 @@ HANDS: dict[str, Callable[[Saga, Entry, int], None]] = {
 _EFFECTS = frozenset({"step.asked", "step.intended", "step.attempted", "saga.joined"})
 """What only a running saga may do."""
 
+_SETTLES = frozenset({"step.accepted", "step.answered", "step.probed", "step.landed", "undo.done"})
+"""What takes a step off the list of those that need a person."""
+
 
 def apply(saga: Saga, entry: Entry, lived: int) -> None:
     """Take one later fact into its saga; raises Illegal and changes nothing if the tables do not allow it."""
@@ -126,7 +132,7 @@ def apply(saga: Saga, entry: Entry, lived: int) -> None:
         if entry.kind in _EFFECTS and saga.phase != RUNNING:
             raise Illegal(f"No new effect in a saga that is {saga.phase}.")
         saga.steps[entry.step] = advance(saga.steps.get(entry.step), entry, lived)
-        if entry.kind in ("step.accepted", "undo.done", "step.answered") or entry.kind == "step.probed":
+        if entry.kind in _SETTLES:
             saga.escalated.pop(entry.step, None)
 
 

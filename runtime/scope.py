@@ -24,7 +24,7 @@ import msgspec
 from ..store.chain import Decide, Draft
 from ..store.clock import Now
 from ..store.errors import AmendsError, BadValue, Fenced, Refused
-from .current import CURRENT, current_saga, outside
+from .current import CURRENT, current_saga
 from .drive import BLOCKING, LOOPING, Drive, run
 from .engine import Engine, ResumeConflict, Run, execute, suspend, unserved
 from .facts import body, fact
@@ -35,12 +35,13 @@ from .report import RollbackReport, outcome
 from .saga import ENDED, JOINED, RUNNING, SUSPENDED, Saga
 from .semantics import SEMANTICS, semantics_of
 from .state import State
-from .step import UNKNOWN
-from .tools import ONCE, Compensation, Fallback, RetryPolicy, bound, check_name
+from .step import APPROVED, INTENDED, UNKNOWN, WAITING
+from .tools import ONCE, Compensation, Fallback, RetryPolicy, check_name, declared_options, misfit
 from .unwind import take, unwind
 from .values import Secret, decode, encode, secret_names
 
 RESUME_WITHIN = 24 * 3600.0
+LOOK = 0.02
 STOP_GRACE = 2.0
 """Seconds that steps still in flight get to stop before an unwinding goes on without them."""
 
@@ -82,6 +83,8 @@ class Plan:
         _one_of("on_crash", on_crash, ("unwind", "resume"))
         _one_of("barriers", barriers, ("strict", "merged"))
         _one_of("on_compensation_failure", on_compensation_failure, ("halt", "continue"))
+        if restart is not None and (not isinstance(restart, str) or not restart.strip()):
+            raise BadValue("restart= takes the name of the person who lets it run again.")
         if id is not None and (not isinstance(id, str) or not id or len(id) > 1024):
             raise BadValue(f"A saga id is text of 1 to 1024 characters; this is {id!r}.")
         if on_crash == "resume" and id is None:
@@ -90,6 +93,12 @@ class Plan:
         self.on_crash, self.within, self.barriers = on_crash, resume_within, barriers
         self.on_failure, self.restart, self.reason = on_compensation_failure, restart, restart_reason
         self.on_sigterm = unwind_on_sigterm
+
+    def continued(self, id: str) -> Plan:
+        """The same wishes for the saga that goes on under another id."""
+        return Plan(
+            id, self.name, self.kit, self.on_crash, self.within, self.barriers, self.on_failure, None, "", False
+        )
 
 
 def _one_of(name: str, value: str, allowed: tuple[str, ...]) -> None:
@@ -171,7 +180,7 @@ def _warn_if_loop() -> None:
         return
     if not _WARNED_LOOP:
         _WARNED_LOOP = True
-        sys.stderr.write("amends: a sync saga on a thread whose event loop is running blocks that loop; use `async with`\n")
+        sys.stderr.write("amends: a sync saga on a thread with a running event loop blocks it; use `async with`\n")
 
 
 # ---- opening ---------------------------------------------------------------------------------------------------------
@@ -219,7 +228,7 @@ async def _enter(drive: Drive, plan: Plan, kind: type[SyncSaga] | type[AsyncSaga
     parent = outer._run if outer is not None and outer._run.engine is engine and outer._run.id in engine.runs else None
     made = await _find_or_make(drive, plan, kit, engine, parent)
     engine.runs[made.id] = made
-    return Opened(plan, kit, kind(kit, made))
+    return Opened(plan, kit, kind(kit, made, plan))
 
 
 async def _find_or_make(drive: Drive, plan: Plan, kit: AgentKit, engine: Engine, parent: Run | None) -> Run:
@@ -230,7 +239,7 @@ async def _find_or_make(drive: Drive, plan: Plan, kit: AgentKit, engine: Engine,
     else:
         assert parent is not None
         with parent.lock:
-            parent.calls["saga"] = k = parent.calls.get("saga", 0) + 1
+            parent.calls["\0saga"] = k = parent.calls.get("\0saga", 0) + 1  # no tool can have that name
         base = f"{parent.id}/{plan.name or 'saga'}/{k}"
     engine.log.refresh()
     past, header, earlier = _latest(engine, base)
@@ -284,6 +293,9 @@ def _fresh(plan: Plan, engine: Engine, header: str, parent: Run | None, of: str)
 async def _again(drive: Drive, plan: Plan, kit: AgentKit, engine: Engine, past: Saga, parent: Run | None) -> Run:
     """An id that the log knows: serve it, take it up again, or say why not."""
     name = plan.id or past.id
+    inside = past.parent if past.parent in engine.state.sagas else ""
+    if parent is None or past.parent != parent.id:
+        parent = None  # it was not begun inside the scope that asks for it, and has a fate of its own
     if past.phase == ENDED and past.out in ("committed", "continued"):
         return _served(plan, engine, past, parent, finished=True)
     if past.phase == ENDED:
@@ -292,9 +304,9 @@ async def _again(drive: Drive, plan: Plan, kit: AgentKit, engine: Engine, past: 
             next="Pass restart=NAME to run it again, or use another id.",
             code="saga_compensated",
         )
-    if parent is not None and past.parent == parent.id and past.phase == JOINED and past.driver == engine.driver:
+    if parent is not None and past.phase == JOINED and past.driver == engine.driver:
         return _served(plan, engine, past, parent, finished=True)
-    if past.id in engine.runs or kit.lives(past.driver):
+    if past.id in engine.runs or kit.lives(past.driver) or (parent is None and inside in engine.runs):
         raise Refused(
             f"Saga {name} is being run by {kit.who(past.driver)} since record {past.opened_seq}.",
             next="Wait for it, or use another id.",
@@ -306,14 +318,19 @@ async def _again(drive: Drive, plan: Plan, kit: AgentKit, engine: Engine, past: 
             next=f"Run `amends show {name}`.",
             code="saga_unwinding",
         )
-    if past.on_crash != "resume" and not (parent is not None and past.parent == parent.id):
+    if inside and parent is None:
+        raise Refused(
+            f"Saga {name} is part of another one and shares its fate.", next="Run the outer one again.",
+            code="saga_inside",
+        )  # fmt: skip
+    if past.on_crash != "resume" and parent is None:
         raise Refused(
             f"Saga {name} died; recovery undoes it.",
             next=f"Run `amends recoverd --once`, then `amends show {name}`.",
             code="saga_crashed",
         )
-    root = engine.state.root(past)
-    await drive.commit(engine.log, take(engine, root.id, root.driver, "resume"))
+    if parent is None:  # with a parent, that one was taken, and this one with it
+        await drive.commit(engine.log, take(engine, past.id, past.driver, "resume"))
     return _served(plan, engine, engine.state.sagas[past.id], parent, finished=False)
 
 
@@ -348,46 +365,61 @@ async def _shielded(opened: Opened, leaving: Coroutine[Any, Any, None], error: B
         try:
             await asyncio.shield(task)
         except asyncio.CancelledError as stop:
-            if task.cancelled():
-                _let_go(opened)
-                raise
             cancelled = stop
         except BaseException:
             if not task.done():
                 raise
-    if cancelled is not None and error is None and task.exception() is None:
+    if task.cancelled():
+        _let_go(opened)
+    elif cancelled is not None and error is None and task.exception() is None:
         raise cancelled
     task.result()
 
 
 def _let_go(opened: Opened) -> None:
-    """Leave an unwinding to the daemon, though this process may live on."""
-    engine, name = opened.run.engine, opened.run.id
+    """Leave an unwinding, that of the outermost saga, to the daemon, though this process may live on."""
+    engine, made = opened.run.engine, opened.run
+    made.over = True
 
     def decide(state: State, now: Now) -> Sequence[Draft]:
-        saga = state.sagas.get(name)
-        if saga is None or saga.driver != engine.driver:
+        saga = state.sagas.get(made.id)
+        if saga is None or saga.fence != made.fence or saga.driver != engine.driver:
             return ()
-        return [fact("saga.released", saga=m.id, fence=m.fence) for m in state.family(saga)]
+        return [fact("saga.released", saga=m.id, fence=m.fence) for m in state.family(state.root(saga))]
 
-    engine.runs.pop(name, None)
+    engine.runs.pop(made.id, None)
     engine.log.append(decide)
+
+
+def _held(made: Run) -> bool:
+    """Whether the fate of a saga is still ours: neither taken over, nor let go, nor decided with the outer one."""
+    saga = made.saga(made.engine.state)
+    if saga is None:
+        return made.opening is not None and not made.gone
+    if saga.fence != made.fence or saga.driver != made.engine.driver:
+        return False
+    return made.parent is None or not made.parent.over
 
 
 async def _leave(drive: Drive, opened: Opened, error: BaseException | None) -> None:
     made = opened.run
     engine = made.engine
     try:
-        if made.broken is not None and (error is None or error is made.broken):
+        if made.broken is not None and error is None:
             raise made.broken
-        if isinstance(error, (Fenced, ResumeConflict)) or made.finished:
+        if made.broken is not None or made.finished:
+            return
+        if error is not None and not _held(made):
             return
         if error is None:
             error = await _finish(drive, opened)
             if error is None:
                 return
+            if not _held(made):
+                raise error
         report = await roll_back(drive, opened.kit, made, error)
     finally:
+        made.over = True
         engine.runs.pop(made.id, None)
     if isinstance(error, Exception):
         raise SagaAborted(error, report) from error
@@ -401,13 +433,31 @@ async def _finish(drive: Drive, opened: Opened) -> BaseException | None:
     if left:
         told = f"Saga {made.name}: its log has the step {left[0][0]} {left[0][2]}, which this run never called."
         await suspend(drive, made, ResumeConflict(told, next="Run it with the code it began with."))
+    await _wait_flying(drive, made)
     await _probe_unknown(drive, made)
-    saga = made.saga(made.engine.state)
-    unknown = [step for step in saga.steps.values() if step.state == UNKNOWN] if saga else []
-    if unknown:
-        return Unsettled(f"Nobody knows whether {unknown[0].tool} happened.", next="Declare probe= for it.")
-    await drive.commit(made.engine.log, _conclusion(made, opened.handle._result))
+    try:
+        await drive.commit(made.engine.log, _conclusion(made, opened.handle._result))
+    except (Unsettled, Refused) as refusal:
+        if isinstance(refusal, Fenced):
+            raise
+        return refusal
     return None
+
+
+async def _wait_flying(drive: Drive, made: Run) -> None:
+    """Steps that nobody awaited get STOP_GRACE to end before the scope is left."""
+    for _ in range(int(STOP_GRACE / LOOK)):
+        if not _flying(made):
+            return
+        await drive.sleep(LOOK)
+
+
+def _flying(made: Run) -> list[Any]:
+    """The tasks (None for one that is on a thread) of effects of this saga and those inside it that are in the air."""
+    state = made.engine.state
+    saga = made.saga(state)
+    names = {member.id for member in state.family(saga)} if saga else {made.id}
+    return [task for (name, _), task in list(made.flying.items()) if name in names]
 
 
 async def _probe_unknown(drive: Drive, made: Run) -> None:
@@ -424,23 +474,37 @@ async def _probe_unknown(drive: Drive, made: Run) -> None:
 def _conclusion(made: Run, result: bytes) -> Decide:
     """The last fact of a saga: joined to the outer one, or the end of the whole family in one commit."""
     opening = body(result=result) if result else b""
-    if made.parent is not None:
-        return made.facts(fact("saga.joined", opening))
+    joined = made.facts(fact("saga.joined", opening))
     ended = made.facts(fact("saga.ended", opening, out="committed"))
 
     def decide(state: State, now: Now) -> Sequence[Draft]:
         saga = state.sagas.get(made.id)
         if saga is None and not result and not made.named:
+            made.over = True
             return ()  # nothing happened in it, and nobody can ask for it by name
         inner = state.family(saga)[1:] if saga else []
         for member in inner:
             if member.phase != JOINED:
                 raise Refused(f"A saga inside {made.name} is still {member.phase}.", code="inner_saga_open")
+        _refuse_unsettled([saga, *inner] if saga else [])
+        if made.parent is not None:
+            return joined(state, now)
         ends = [fact("saga.ended", saga=m.id, fence=m.fence, out="committed") for m in reversed(inner)]
         drafts = ended(state, now)
         return [*drafts[:-1], *ends, drafts[-1]]
 
     return decide
+
+
+def _refuse_unsettled(family: Sequence[Saga]) -> None:
+    for saga in family:
+        for step in saga.steps.values():
+            if step.state == UNKNOWN:
+                raise Unsettled(f"Nobody knows whether {step.tool} happened.", next="Declare probe= for it.")
+            if step.state in (INTENDED, WAITING, APPROVED):
+                raise Unsettled(
+                    f"{step.tool} was not finished when its scope was left.", next="Await every step inside the scope."
+                )
 
 
 async def roll_back(drive: Drive, kit: AgentKit, made: Run, error: BaseException) -> RollbackReport:
@@ -452,6 +516,7 @@ async def roll_back(drive: Drive, kit: AgentKit, made: Run, error: BaseException
 
     def decide(state: State, now: Now) -> Sequence[Draft]:
         saga = state.sagas.get(made.id)
+        made.over = True
         if saga is None:
             return ()
         if saga.fence != made.fence:
@@ -465,15 +530,17 @@ async def roll_back(drive: Drive, kit: AgentKit, made: Run, error: BaseException
     await drive.commit(engine.log, decide)
     if made.id not in engine.state.sagas:
         return RollbackReport([], cause)
-    with outside():
-        report = await unwind(drive, engine, made.id, kit.reach(made))
+    report = await unwind(drive, engine, made.id, kit.reach(made))
     report.cause = cause
+    if report.saga in engine.state.sagas:
+        engine.resting[report.saga] = made
     return report
 
 
 async def _stop_flying(made: Run) -> None:
     """Steps of the body that still run in other tasks are cancelled and waited for, within STOP_GRACE."""
-    others = [task for task in made.flying.values() if task is not None and task is not _this_task()]
+    others = [task for task in _flying(made) if task is not None and task is not _this_task()]
+    others = [task for task in others if not task.get_loop().is_closed()]
     for task in others:
         task.get_loop().call_soon_threadsafe(task.cancel)
     here = [task for task in others if task.get_loop() is _this_loop()]
@@ -501,8 +568,8 @@ def _this_loop() -> Any:
 class Handle:
     """What a body holds of its saga. `id` is the id that was given, or the one it was given."""
 
-    def __init__(self, kit: AgentKit, made: Run) -> None:
-        self.kit, self._run = kit, made
+    def __init__(self, kit: AgentKit, made: Run, plan: Plan) -> None:
+        self.kit, self._run, self._plan = kit, made, plan
         self._result = b""
 
     @property
@@ -541,8 +608,6 @@ _OPTIONS = {
 
 def prepare(made: Run, tool: str, forward: Any, forward_kwargs: dict[str, Any] | None, options: dict[str, Any]) -> Call:
     """Check a call before anything happens, encode its arguments and name the step. Raises BadValue, BadName."""
-    from .wrap import declared_options
-
     check_name(tool, "tool")
     if not callable(forward):
         raise BadValue(
@@ -552,9 +617,9 @@ def prepare(made: Run, tool: str, forward: Any, forward_kwargs: dict[str, Any] |
     declared = declared_options(forward)
     fn = declared.pop("fn", forward)
     settings = {**_OPTIONS, **declared, **{name: value for name, value in options.items() if value is not None}}
-    unknown = set(settings) - set(_OPTIONS)
-    if unknown:
-        raise BadValue(f"execute({tool!r}) does not know {', '.join(sorted(unknown))}.")
+    if len(settings) > len(_OPTIONS):
+        unknown = sorted(set(settings) - set(_OPTIONS))
+        raise BadValue(f"execute({tool!r}) does not know {', '.join(unknown)}.")
     if settings["semantics"] is None:
         raise BadValue(
             f"execute({tool!r}): semantics is missing.", next="State REVERSIBLE, COMPENSABLE or IRREVERSIBLE.",
@@ -570,6 +635,9 @@ def prepare(made: Run, tool: str, forward: Any, forward_kwargs: dict[str, Any] |
         compensate=settings["compensate"], undo=settings["undo"], fallback=settings["fallback"],
         returns=settings["returns"], store_result=bool(settings["store_result"]),
     )  # fmt: skip
+    wrong = misfit(fn, call.offered())
+    if wrong:
+        raise BadValue(f"execute({tool!r}): its forward cannot be called so: {wrong}.")
     _encode_args(call, tuple(settings["secret"]), tuple(settings["apart"]), made.engine.fingerprint)
     _check_options(call)
     key = settings["key"]
@@ -602,12 +670,10 @@ def _seconds(name: str, value: Any) -> float | None:
 def _check_options(call: Call) -> None:
     if not isinstance(call.retry, RetryPolicy):
         raise BadValue(f"retry={call.retry!r}: a RetryPolicy is asked.")
-    for name in ("verify", "probe"):
-        value = getattr(call, name)
+    for name, value in (("verify", call.verify), ("probe", call.probe)):
         if value is not None and not callable(value):
             raise BadValue(f"{name}={value!r}: a callable is asked.")
-    for name in ("undo", "compensate"):
-        value = getattr(call, name)
+    for name, value in (("undo", call.undo), ("compensate", call.compensate)):
         if value is not None and not callable(value) and not isinstance(value, Compensation):
             raise BadValue(f"{name}={value!r}: a Compensation or a callable that makes one is asked.")
     if call.fallback is not None and not callable(call.fallback) and not isinstance(call.fallback, Fallback):
@@ -671,24 +737,55 @@ async def _continue(drive: Drive, handle: Handle, new_id: str | None) -> None:
 
     old = handle._run
     engine = old.engine
-    plan = Plan(new_id, None, None, "unwind", RESUME_WITHIN, "strict", "halt", None, "", False)
-    header = engine.hide(new_id) if new_id else _random_id()
-    new = _fresh(plan, engine, header, old.parent, old.id)
-    new.merged = old.merged
+    plan = handle._plan.continued(new_id or f"{old.id}/continued")
+    if old.finished:  # it went on before: so does this run, in what it went on as
+        handle._run = await _find_or_make(drive, plan, handle.kit, engine, old.parent)
+        engine.runs[handle._run.id] = handle._run
+        return
+    await _wait_flying(drive, old)
+    engine.log.flush()
     saga = old.saga(engine.state)
-    drafts = [new.opening, *carried(engine.log, saga, header, 1)] if saga else [new.opening]
-    ended = old.facts(fact("saga.ended", out="continued"))
+    family = engine.state.family(saga) if saga else []
+    _refuse_unfinished(family)
+    new = _fresh(plan, engine, _latest(engine, plan.id or "")[1], old.parent, old.id)
+    assert new.opening is not None
+    drafts = [new.opening, *carried(engine.log, family, new.id, 1)]
+    ends = [old.facts(fact("saga.ended", out="continued"))]
 
     def decide(state: State, now: Now) -> Sequence[Draft]:
-        return [*ended(state, now), *drafts]
+        inner = [fact("saga.ended", saga=m.id, fence=m.fence, out="continued") for m in reversed(family[1:])]
+        last = ends[0](state, now)
+        old.over = True
+        return [*last[:-1], *inner, last[-1], *drafts]
 
     await drive.commit(engine.log, decide)
     new.opening = None
-    new.count = old.count
-    new.live, new.probes = old.live, old.probes
+    new.count = max((draft.fields.get("step", 0) for draft in drafts), default=0)
+    for draft in drafts[1:]:
+        _hand_down(old, new, draft, family)
     engine.runs.pop(old.id, None)
     engine.runs[new.id] = new
     handle._run = new
+
+
+def _hand_down(old: Run, new: Run, draft: Draft, family: Sequence[Saga]) -> None:
+    """What only this process can run of a carried step, under its new name."""
+    number = next(s.number for m in family if m.id == draft.fields["of"] for s in m.steps.values()
+                  if s.seq == draft.fields["ref"])  # fmt: skip
+    before, after = (draft.fields["of"], number), (new.id, draft.fields["step"])
+    if before in old.live:
+        new.live[after] = old.live[before]
+    if before in old.probes:
+        new.probes[after] = old.probes[before]
+
+
+def _refuse_unfinished(family: Sequence[Saga]) -> None:
+    for saga in family:
+        if saga is not family[0] and saga.phase != JOINED:
+            raise Refused("A saga inside it is still open.", next="Leave it first.", code="inner_saga_open")
+        for step in saga.steps.values():
+            if step.state in (INTENDED, WAITING, APPROVED):
+                raise Refused(f"{step.tool} is not finished.", next="Await it first.", code="unsettled_step")
 
 
 # ---- @saga -----------------------------------------------------------------------------------------------------------

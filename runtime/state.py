@@ -66,7 +66,8 @@ class State:
 
     def roots(self) -> Iterator[Saga]:
         """Open sagas that decide their own fate."""
-        return (saga for saga in self.sagas.values() if not (saga.parent and saga.parent in self.sagas))
+        # A snapshot: another thread's commit may fold a new saga in while the caller looks.
+        return (saga for saga in list(self.sagas.values()) if not (saga.parent and saga.parent in self.sagas))
 
     def past(self, name: str) -> Saga | None:
         """A saga by header id, open or ended; None if this device never had it."""

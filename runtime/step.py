@@ -119,14 +119,17 @@ def advance(step: Step | None, entry: Entry, lived: int) -> Step:
     there = next_state(step.state if step else "", entry)
     kind = entry.kind
     if step is None:
-        step = Step(entry.step, entry.tool, entry.sem, there, seq=entry.seq, at=entry.at)
+        step = Step(entry.step, entry.tool, entry.sem, "", seq=entry.seq, at=entry.at)
     before, step.state = step.state, there
-    if kind in _DECLARES:
-        _declare(step, entry)
+    if kind in _DECLARES or (kind == "step.done" and not before):  # the latter tells intent and outcome in one
+        _declare(step, entry, lived)
     elif entry.inv:
         _derive(step, entry)
     if kind == "step.landed" and entry.out == "done":
-        step.late = before == COMPENSATED or step.late or (step.provisional and before in (UNDOING, UNDO_LOST, STUCK))
+        if step.provisional:  # it was undone, or is being undone, before anybody knew that it was there
+            step.late = step.late or before in (COMPENSATED, UNDOING, UNDO_LOST, STUCK)
+        elif before == COMPENSATED:
+            step.state = COMPENSATED
     if kind in ("step.done", "step.failed", "step.landed") or (kind == "step.probed" and there != UNKNOWN):
         step.ended_seq = entry.seq
     elif kind == "step.asked":
@@ -149,10 +152,18 @@ def advance(step: Step | None, entry: Entry, lived: int) -> Step:
     return step
 
 
+def again(step: Step) -> None:
+    """A person wants it tried once more: its probe is asked anew; without one, the person's word is that it stands."""
+    if step.settled == "cannot_tell":
+        step.settled = ""
+    if step.state == UNDO_LOST and not step.probe:
+        step.settled = "present"
+
+
 _DECLARES = frozenset({"step.intended", "step.carried"})
 
 
-def _declare(step: Step, entry: Entry) -> None:
+def _declare(step: Step, entry: Entry, lived: int) -> None:
     """An effect may stand from here on: what it is and what undoes it."""
     step.seq, step.tool, step.sem, step.attempts = entry.seq, entry.tool, entry.sem, 1
     step.inv, step.handler, step.key, step.again = entry.inv, entry.handler, entry.key, entry.again
@@ -160,6 +171,7 @@ def _declare(step: Step, entry: Entry) -> None:
     step.inverse_seq = entry.seq if entry.inv not in ("", "none") else 0
     if entry.kind == "step.carried":
         step.ended_seq, step.late = entry.seq, entry.scope == "undo/late"
+        step.lost_lived = lived
 
 
 def _derive(step: Step, entry: Entry) -> None:

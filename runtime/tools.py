@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 from collections.abc import Callable, Iterable, Mapping
+from types import FunctionType
 from typing import Any, NamedTuple, TypeVar
 
 from ..store.entry import STRING_MAX
@@ -194,6 +195,14 @@ class RetryPolicy:
 ONCE = RetryPolicy(0)
 
 
+DECLARED = "__amends_tool__"
+
+
+def declared_options(forward: Any) -> dict[str, Any]:
+    """What `@tool` declared about a function, with the plain function as `fn`; empty for any other callable."""
+    return dict(getattr(forward, DECLARED, {}))
+
+
 def check_name(name: object, what: str) -> str:
     """A tool, handler or key name: printable ASCII without quote and backslash, 1 to 256. Raises BadName."""
     if not isinstance(name, str) or not 0 < len(name) <= STRING_MAX:
@@ -205,11 +214,37 @@ def check_name(name: object, what: str) -> str:
 
 def takes_key(fn: Callable[..., Any]) -> bool:
     """Whether a callable names `idempotency_key`; **kwargs does not count."""
-    return "idempotency_key" in parameters(fn)
+    return "idempotency_key" in names(fn)
+
+
+def names(fn: Callable[..., Any]) -> tuple[str, ...]:
+    """The parameters of a callable that can be passed by name, in order; none for one that hides its signature."""
+    if type(fn) is FunctionType and not hasattr(fn, "__wrapped__") and not hasattr(fn, "__signature__"):
+        code = fn.__code__
+        return tuple(code.co_varnames[code.co_posonlyargcount : code.co_argcount + code.co_kwonlyargcount])
+    return tuple(parameters(fn))  # a method, a partial, a decorated function: inspect knows, and takes its time
+
+
+def misfit(fn: Callable[..., Any], kwargs: Mapping[str, Any]) -> str:
+    """Why a call by name does not fit a callable; empty if it does, or if nobody can tell."""
+    if type(fn) is FunctionType and not hasattr(fn, "__wrapped__") and not fn.__kwdefaults__:
+        code = fn.__code__
+        free = code.co_argcount - len(fn.__defaults__ or ())
+        if not code.co_posonlyargcount and not code.co_flags & inspect.CO_VARKEYWORDS:
+            asked = code.co_varnames[:free] + code.co_varnames[code.co_argcount :][: code.co_kwonlyargcount]
+            if kwargs.keys() >= set(asked) and kwargs.keys() <= set(names(fn)):
+                return ""
+    try:
+        inspect.signature(fn).bind(**kwargs)
+    except TypeError as error:
+        return str(error)
+    except ValueError:
+        return ""  # it hides its signature
+    return ""
 
 
 def parameters(fn: Callable[..., Any]) -> Mapping[str, inspect.Parameter]:
-    """The named parameters of a callable; none for one that hides its signature."""
+    """The parameters that `names` names, with their annotations."""
     try:
         named = inspect.signature(fn).parameters
     except (TypeError, ValueError):
@@ -219,6 +254,8 @@ def parameters(fn: Callable[..., Any]) -> Mapping[str, inspect.Parameter]:
 
 def is_async(fn: Any) -> bool:
     """Whether calling it makes a coroutine (functions, partials, and objects with an async __call__)."""
+    if type(fn) is FunctionType and not fn.__dict__:  # nobody has marked or wrapped it
+        return bool(fn.__code__.co_flags & inspect.CO_COROUTINE)
     while hasattr(fn, "func") and not inspect.isfunction(fn):
         fn = fn.func
     return asyncio.iscoroutinefunction(fn) or asyncio.iscoroutinefunction(getattr(fn, "__call__", None))

@@ -63,10 +63,11 @@ def of(saga: Saga, kind: str, opening: bytes = b"", **header: Any) -> Draft:
     return fact(kind, opening, saga=saga.id, fence=saga.fence, **header)
 
 
-def take(engine: Engine, root: str, expected: str, why: str) -> Decide:
+def take(engine: Engine, root: str, expected: str, why: str, item: tuple[str, int] = ("", 0)) -> Decide:
     """Take a whole family over from `expected` (a driver that is dead, or "" for one that let go).
 
-    After a crash it also says what is lost and that the family unwinds. Raises Fenced if somebody was faster.
+    After a crash it also says what is lost and that the family unwinds. item: the (saga, step) that a person wants
+    tried again; other steps that wait for a person go on waiting. Raises Fenced if somebody was faster.
     """
     driver = engine.driver
 
@@ -77,7 +78,10 @@ def take(engine: Engine, root: str, expected: str, why: str) -> Decide:
         drafts: list[Draft] = []
         for member in state.family(saga):
             fence = member.fence + 1
-            drafts.append(fact("saga.taken", saga=member.id, fence=fence, driver=driver, why=why, up=True))
+            step, reason = (item[1], why) if member.id == item[0] else (0, "beside" if item[0] else why)
+            drafts.append(
+                fact("saga.taken", saga=member.id, step=step, fence=fence, driver=driver, why=reason, up=True)
+            )
             drafts += [
                 fact(
                     "step.lost" if step.state == INTENDED else "undo.lost",
@@ -113,12 +117,23 @@ async def unwind(drive: Drive, engine: Engine, root: str, reach: Reach) -> Rollb
             if not await drive.grown(log, size, max(0.001, min(left, LONGEST_LOOK))):
                 log.refresh()
         elif isinstance(action, (End, Rest)):
-            drafts = _ending(family) if isinstance(action, End) else [of(m, "saga.released") for m in family]
-            report = RollbackReport(family, saga.why)
-            await drive.commit(log, held(engine, family, drafts))
-            return RollbackReport(report.sagas, saga.why)
+            if await drive.commit(log, _last(engine, family, type(action))):
+                if isinstance(action, End):
+                    engine.resting.pop(root, None)
+                return RollbackReport(family, saga.why)
         else:
             await _ACT[type(action)](drive, engine, family, action, reach, tries)
+
+
+def _last(engine: Engine, family: Sequence[Saga], action: type) -> Decide:
+    """End the family or let go of it, unless something landed since we looked: then there is more to do."""
+
+    def decide(state: State, now: Now) -> Sequence[Draft]:
+        drafts = _ending(family) if action is End else [of(m, "saga.released") for m in family]
+        drafts = list(held(engine, family, drafts)(state, now))
+        return drafts if type(due(state.family(state.sagas[family[0].id]), now)) is action else ()
+
+    return decide
 
 
 def _ending(family: Sequence[Saga]) -> list[Draft]:
@@ -205,7 +220,8 @@ def _outcome(saga: Saga, step: Step, done: Outcome, last: bool) -> list[Draft]:
         out = "already" if done.outcome == "already_done" else "done"
         return [of(saga, "undo.done", _told(done), step=step.number, out=out)]
     lost = done.outcome == "lost"
-    drafts = [of(saga, "undo.lost" if lost else "undo.failed", _told(done), step=step.number, why=done.outcome, up=True)]
+    kind = "undo.lost" if lost else "undo.failed"
+    drafts = [of(saga, kind, _told(done), step=step.number, why=done.outcome, up=True)]
     why = {"human": "human_task", "unavailable": "no_handler"}.get(done.outcome)
     if why is None and last:
         why = "undo_answer_lost" if lost else "compensation_failed"
@@ -220,6 +236,7 @@ def _told(done: Outcome) -> bytes:
     """What a handler said, for people."""
     return body(
         error=encode(_text(done.why)) if done.why else b"",
+        host=encode(_text(done.host)) if done.host else b"",
         note=encode(_text(done.note)) if done.note else b"",
         stderr=encode(_text(done.stderr)) if done.stderr else b"",
     )

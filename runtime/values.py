@@ -22,10 +22,12 @@ import dataclasses
 import math
 import re
 import typing
+import weakref
 from collections.abc import Callable, Collection, Iterable, Mapping
 from datetime import date, datetime
 from decimal import Decimal, InvalidOperation
 from hashlib import sha256
+from types import FunctionType
 from typing import Any, Generic, NoReturn, TypeVar
 from uuid import UUID
 
@@ -658,41 +660,53 @@ def join(manifest: Mapping[str, Any], chunks: Collection[bytes]) -> bytes:
 
 # ---- secrets --------------------------------------------------------------------------------------------------------
 
-_TOKENS = re.compile(
-    r"""(?x)
-    \b(?:sk|rk|pk)_(?:live|test)_[0-9A-Za-z]{10,}                    # Stripe
-  | \bwhsec_[0-9A-Za-z]{16,}                                         # webhook signing
-  | \bsk-(?:ant-|proj-|svcacct-)?[0-9A-Za-z_-]{20,}                  # model providers
-  | \bgh[pousr]_[0-9A-Za-z]{20,} | \bgithub_pat_[0-9A-Za-z_]{22,}    # GitHub
-  | \bglpat-[0-9A-Za-z_-]{16,}                                       # GitLab
-  | \b(?:AKIA|ASIA)[0-9A-Z]{16}\b                                    # AWS
-  | \bAIza[0-9A-Za-z_-]{35}                                          # Google
-  | \bya29\.[0-9A-Za-z_-]{20,}                                       # Google OAuth
-  | \bxox[abeoprs]-[0-9A-Za-z-]{10,} | \bxapp-[0-9A-Za-z-]{10,}      # Slack
-  | \bSG\.[0-9A-Za-z_-]{16,}\.[0-9A-Za-z_-]{16,}                     # SendGrid
-  | \bnpm_[0-9A-Za-z]{30,} | \bpypi-[0-9A-Za-z_-]{30,}               # registries
-  | \bhf_[0-9A-Za-z]{30,} | \bdop_v1_[0-9a-f]{40,}                   # Hugging Face, DigitalOcean
-  | \b00D[0-9A-Za-z]{12,15}![0-9A-Za-z._]{40,}                       # Salesforce session
-  | \beyJ[0-9A-Za-z_-]{8,}\.eyJ[0-9A-Za-z_-]{8,}\.[0-9A-Za-z_-]{8,}  # JWT
-  | -----BEGIN\ (?:[A-Z]+\ )*PRIVATE\ KEY-----                       # PEM, OpenSSH
-  | \bAGE-SECRET-KEY-1[0-9A-Z]{50,}
-  | (?i:\bbearer\s+[0-9a-z._~+/-]{20,})
-  | [a-z][a-z0-9+.-]*://[^\s/:@]+:[^\s/:@]{6,}@                      # a password in a URL
-    """
-)
+# Lengths are bounded, so that a hostile text costs linear time.
+_TOKENS = r"""(?x)
+    \b(?:sk|rk|pk)_(?:live|test)_[0-9A-Za-z]{10}                                   # Stripe
+  | \bwhsec_[0-9A-Za-z]{16}                                                        # webhook signing
+  | \bsk-(?:ant-|proj-|svcacct-)?[0-9A-Za-z_-]{20}                                 # model providers
+  | \bgh[pousr]_[0-9A-Za-z]{20} | \bgithub_pat_[0-9A-Za-z_]{22}                    # GitHub
+  | \bglpat-[0-9A-Za-z_-]{16}                                                      # GitLab
+  | \b(?:AKIA|ASIA)[0-9A-Z]{16}\b                                                  # AWS
+  | \bAIza[0-9A-Za-z_-]{35} | \bya29\.[0-9A-Za-z_-]{20}                            # Google
+  | \bxox[abeoprs]-[0-9A-Za-z-]{10} | \bxapp-[0-9A-Za-z-]{10}                      # Slack
+  | \bSG\.[0-9A-Za-z_-]{16,80}\.[0-9A-Za-z_-]{16}                                  # SendGrid
+  | \bnpm_[0-9A-Za-z]{30} | \bpypi-[0-9A-Za-z_-]{30}                               # registries
+  | \bhf_[0-9A-Za-z]{30} | \bdop_v1_[0-9a-f]{40}                                   # Hugging Face, DigitalOcean
+  | \b00D[0-9A-Za-z]{12,15}![0-9A-Za-z._]{40}                                      # Salesforce session
+  | \beyJ[0-9A-Za-z_-]{8,300}\.eyJ[0-9A-Za-z_-]{8,2000}\.[0-9A-Za-z_-]{8}          # JWT
+  | -----BEGIN\ (?:[A-Z]{1,12}\ ){0,3}PRIVATE\ KEY-----                            # PEM, OpenSSH
+  | \bAGE-SECRET-KEY-1[0-9A-Z]{50}
+  | (?i:\bbearer\s{1,4}[0-9a-z._~+/-]{20})
+  | \b[a-z][a-z0-9+.-]{1,20}://[^\s/:@]{1,80}:[^\s/:@]{6,200}@                     # a password in a URL
+"""
 
 
 def looks_like_secret(text: str) -> bool:
     """Whether a text holds what looks like a token, a private key or a password in a URL. It can be wrong both ways."""
-    return _TOKENS.search(text) is not None
+    return re.search(_TOKENS, text) is not None  # compiled when first asked: it costs 5 ms
 
 
 def secret_names(function: Callable[..., Any]) -> tuple[str, ...]:
     """The parameters a function annotates as `Secret[…]`, whether or not its caller wraps them."""
     try:
+        return _SECRET_NAMES[function]
+    except (KeyError, TypeError):  # not asked yet, or a callable that no weak reference holds
+        pass
+    try:
         hints: Mapping[str, Any] = typing.get_type_hints(function)
     except (NameError, TypeError, AttributeError):  # a name that only a type checker sees: read it as written
-        hints = getattr(function, "__annotations__", {})
+        return _said_secret(getattr(function, "__annotations__", {}))
+    found = _said_secret(hints)
+    if type(function) is FunctionType:
+        _SECRET_NAMES[function] = found  # asked at every step, and resolving annotations costs more than all the rest
+    return found
+
+
+_SECRET_NAMES: weakref.WeakKeyDictionary[Callable[..., Any], tuple[str, ...]] = weakref.WeakKeyDictionary()
+
+
+def _said_secret(hints: Mapping[str, Any]) -> tuple[str, ...]:
     return tuple(name for name, hint in hints.items() if name != "return" and _says_secret(hint))
 
 
@@ -720,10 +734,14 @@ def _gather(value: Any, names: frozenset[str], hidden: bool, found: set[str], de
         text = value.decode(errors="replace") if isinstance(value, bytes) else str(value)
         if hidden and len(text) >= 4:  # shorter ones would blot out the whole message
             found.add(text)
-    elif isinstance(value, list | tuple | set | frozenset):
-        for item in fields_of(value).values() if hasattr(value, "_fields") else value:  # type: ignore[union-attr]
-            _gather(item, names, hidden, found, depth + 1)
-    else:
-        inner = value if isinstance(value, dict) else fields_of(value) or {}
-        for key, item in inner.items():
+        return
+    try:
+        fields = value if isinstance(value, dict) else fields_of(value)
+    except Exception:  # a property of the caller's class: a field that cannot be read is in no text either
+        fields = None
+    if fields is not None:
+        for key, item in list(fields.items()):
             _gather(item, names, hidden or key in names, found, depth + 1)
+    elif isinstance(value, list | tuple | set | frozenset):
+        for item in list(value):
+            _gather(item, names, hidden, found, depth + 1)

@@ -11,9 +11,7 @@ from .current import current_saga
 from .drive import BLOCKING, LOOPING, run
 from .engine import execute
 from .semantics import semantics_of
-from .tools import bound, check_name, is_async
-
-_DECLARED = "__amends_tool__"
+from .tools import DECLARED, bound, check_name, is_async
 
 
 def tool(
@@ -82,10 +80,5 @@ def wrapped(fn: Callable[..., Any], name: str, options: dict[str, Any]) -> Calla
             return run(execute(BLOCKING, saga._run, saga._prepare(name, fn, bound(fn, args, kwargs), dict(given))))
 
         made = synchronous
-    setattr(made, _DECLARED, {"fn": fn, **given})
+    setattr(made, DECLARED, {"fn": fn, **given})
     return made
-
-
-def declared_options(forward: Any) -> dict[str, Any]:
-    """What a tool declared about itself, with the plain function as `fn`; empty for any other callable."""
-    return dict(getattr(forward, _DECLARED, {}))

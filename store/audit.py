@@ -16,14 +16,17 @@ from typing import Any
 
 import msgspec
 
+from .anchor import Anchor
+from .anchor import read_all as read_anchors
 from .chain import OPENED, Thread
 from .entry import Entry
-from .errors import Damaged, HomeRefused, Malformed, TooNew, YouErred
+from .errors import Damaged, Malformed, TooNew, YouErred
 from .evidence import DatabaseError, Evidence, StoredMemo
 from .examiner import CODES, EXITS, INTACT, ROLLED_BACK, WORST, Examiner, Finding, words
 from .home import Home
-from .identity import Anchor, Identity, read_anchors
-from .merkle import Peaks
+from .identity import identity_of
+from .keys import Identity
+from .merkle import RUN_BITS, Peaks
 from .sqlite import _view_name as view_name
 
 
@@ -107,7 +110,8 @@ class _Caches:
             stored = self._evidence.stored_run(n)
             if examiner.tree_known and stored != root:
                 said = "is missing" if stored is None else "is not the root of its records"
-                examiner.find("E_TILE", n * 256, f"the root of run {n} (records {n * 256} to {n * 256 + 255}) {said}")
+                first, last = n << RUN_BITS, (n + 1 << RUN_BITS) - 1
+                examiner.find("E_TILE", last, f"the root of run {n} (records {first} to {last}) {said}")
         examiner.tree.runs.clear()
 
     def _saga(self, saga: str, thread: Thread, open: int) -> None:
@@ -181,7 +185,7 @@ def verify(
     if home is None and path.is_dir():
         home = Home(path)
         path = home.db
-    identity = _identity_of(home) if home else None
+    identity = identity_of(home) if home else None
     notes: list[str] = []
     if anchors is None:
         anchors = []
@@ -190,14 +194,6 @@ def verify(
     if not path.exists():
         return _gone(path, anchors)
     return _Verifier(path, identity, list(anchors), notes, view_factory).run()
-
-
-def _identity_of(home: Home) -> Identity | None:
-    """The device's keys, if they are there."""
-    try:
-        return Identity.load(home)
-    except HomeRefused:
-        return None
 
 
 def _gone(path: Path, anchors: Sequence[Anchor]) -> Verdict:
@@ -222,6 +218,7 @@ class _Verifier:
         self.path, self.identity, self.notes = path, identity, notes
         self.file_findings: list[Finding] = []
         self.foreign_findings: list[Finding] = []
+        self.others: dict[str, Examiner] = {}
         self.unseen: list[str] = []
         self.has_anchors = bool(anchors)
         self.make_view = view_factory
@@ -241,6 +238,8 @@ class _Verifier:
                 self._examine(evidence)
         except (DatabaseError, Damaged) as error:
             self._file("E_FILE", words(error))
+        except UnicodeDecodeError as error:
+            self._file("E_TABLE", f"a text in it is none ({error})")
         except TooNew as error:
             self._file("E_VERSION", error.message)
         except Malformed as error:
@@ -272,10 +271,11 @@ class _Verifier:
             reason = f"it belongs to install {genesis.install}, not {self.identity.install}"
             examiner.find("E_IDENTITY", 0, reason, low=0)
         for origin in evidence.origins():
-            self._foreign(evidence, origin, genesis)
+            self._foreign(evidence, origin)
+        self._follow(genesis)
 
-    def _foreign(self, evidence: Evidence, origin: str, genesis: Entry | None) -> None:
-        """Another log in the same file; of one that this log follows, the root must be the one it names."""
+    def _foreign(self, evidence: Evidence, origin: str) -> None:
+        """Another log in the same file. Its unsigned tail is covered by whoever follows it."""
         other = Examiner()
         for row in evidence.stored_of(origin):
             other.take(row)
@@ -283,10 +283,21 @@ class _Verifier:
         found = [finding for finding in other.result() if finding.code != "E_UNSIGNED"]
         if other.genesis is None or other.origin != origin:
             found.append(Finding("E_IDENTITY", 0, "it is not the log of the key that it names"))
-        if genesis is not None and genesis.follows == origin:
-            if (genesis.follows_size, genesis.follows_root) != (other.size, other.tree.root().hex()):
-                found.append(Finding("E_ROOT", other.size - 1, "it is not the log that was followed"))
         self.foreign_findings += [Finding(f.code, f.seq, f"{f.reason} (in {origin})") for f in found]
+        self.others[origin] = other
+
+    def _follow(self, genesis: Entry | None) -> None:
+        """From incarnation to incarnation: what a genesis says it follows is here, with the size and root it names."""
+        seen: set[str] = set()
+        while genesis is not None and genesis.follows_size and genesis.follows not in seen:
+            seen.add(genesis.follows)
+            other = self.others.get(genesis.follows)
+            if other is None:
+                self._file("E_ROOT", f"the log that was followed is gone ({genesis.follows})")
+                return
+            if (genesis.follows_size, genesis.follows_root) != (other.size, other.tree.root().hex()):
+                self._file("E_ROOT", f"{genesis.follows} is not the log that was followed")
+            genesis = other.genesis
 
     def _verdict(self) -> Verdict:
         examiner = self.examiner
@@ -310,6 +321,8 @@ class _Verifier:
                 f"Records {examiner.signed_size} to {examiner.size - 1}: they are younger than the newest signature; "
                 "whoever can write the file could have altered them."
             )
+        if more := sum(one.more for one in (examiner, *self.others.values())):
+            told.append(f"{more} further findings are not listed.")
         if not examiner.tree_known:
             told.append("Signatures and run roots after the first break: the tree cannot be grown past it.")
         if not self.has_anchors:

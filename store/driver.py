@@ -266,12 +266,13 @@ def sweep(run_dir: Path | str, keep: Collection[str] = ()) -> list[str]:
         if id not in keep and (death := wait_dead(run_dir, id, 0)):
             death.release()
             removed.append(id)
+    now = SystemClock().wall_us()
     for path in Path(run_dir).glob("*.new"):
         with suppress(FileNotFoundError):
             fd = open_known(path, os.O_RDWR)
             try:
                 # younger than a minute may be created but not yet locked
-                if os.fstat(fd).st_mtime < time.time() - 60 and try_lock(fd):
+                if os.fstat(fd).st_mtime_ns // 1000 < now - 60_000_000 and try_lock(fd):
                     os.unlink(path)
             finally:
                 close_known(fd)

@@ -183,4 +183,3 @@ def _expected() -> dict[tuple[str, str], tuple[str, str]]:
         return _schema(db)
     finally:
         db.close()
-

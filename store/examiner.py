@@ -16,12 +16,13 @@ from hashlib import sha256
 from typing import Any, NamedTuple
 
 from . import note
+from .anchor import Anchor
 from .chain import ENDED, GENESIS, OPENED, Standing, Thread
 from .entry import VERSION, ZERO, Entry, leaf, parse, parse_opening
 from .errors import Illegal, Malformed
 from .evidence import Stored
 from .fold import BOOTED, Timeline
-from .identity import Anchor, origin_of
+from .keys import origin_of
 from .merkle import Peaks
 
 INTACT, TAMPERED, UNVERIFIED, ROLLED_BACK, FORKED, POLICY, MALFORMED = (
@@ -75,6 +76,7 @@ CODES = {
 _CAUSES = frozenset(("E_CHAIN", "E_ORDER", "E_GAP", "E_GRAMMAR", "E_NONCANONICAL", "E_RANGE", "E_PACK"))
 
 ROOT_BYTES, SIGNED_BYTES = 32, 96
+FINDINGS_MAX = 1000  # memory is bounded, however broken a log is
 UNSIGNED_MAX = 1000  # a commit that takes the unsigned tail this far signs
 
 
@@ -105,8 +107,9 @@ class Examiner:
 
     def __init__(self, key: bytes = b"", view: Any = None, anchors: Sequence[Anchor] = ()) -> None:
         self.findings: list[Finding] = []
+        self.more = 0  # findings beyond those
+        self._codes: set[str] = set()
         self.size, self.at = 0, -1
-        self.head = ZERO
         self.genesis: Entry | None = None
         self.tree = Peaks()
         self.tree_known = True
@@ -130,7 +133,11 @@ class Examiner:
     # -- findings -----------------------------------------------------------------------------------------------------
 
     def find(self, code: str, seq: int, reason: str, low: int | None = None) -> None:
-        """Keep a finding; low: a cause at or after it explains this one away."""
+        """Keep a finding; low: a cause at or after it explains this one away. Beyond a thousand they are counted."""
+        if len(self.findings) >= FINDINGS_MAX and code in self._codes:
+            self.more += 1
+            return
+        self._codes.add(code)
         self.findings.append(Finding(code, seq, reason))
         self._low.append(seq + 1 if low is None else low)
 
@@ -171,17 +178,22 @@ class Examiner:
         self.size = seq + 1
         if seq > expected:
             self._gap(link, expected)
-        elif shift != self._shift:
-            if self._shift == 0 and entry:
+        elif shift != self._shift and entry and not self._follows(link):
+            if self._shift == 0:
                 self.find("E_ORDER", seq, f"at place {seq} lies a record that says it is {entry.seq}")
             self._break(seq)
         elif self._held:
+            if entry and shift != self._shift:  # where it belongs by its hash, so its number was edited, or written so
+                link.bad = Finding("E_ORDER", seq, f"at place {seq} lies a record that says it is {entry.seq}")
             self._join(link)
             return
         elif link.claim is not None and seq == 0 and link.claim.hex() != ZERO:
             link.suspect = True
         self._shift = shift
         self._held.append(link)
+
+    def _follows(self, link: _Link) -> bool:
+        return bool(self._held) and link.claim == self._held[-1].hash
 
     def _gap(self, link: _Link, expected: int) -> None:
         missing = link.seq - expected
@@ -205,6 +217,11 @@ class Examiner:
             if before.suspect:
                 self._settle()
             self._held.append(link)
+        elif link.claim == before.hash and not before.suspect and not before.bad and len(self._held) == 1:
+            self._leaf(before.hash)
+            if before.sig is not None:
+                self._check_head(before)
+            self._held = [link]
         elif link.claim == before.hash:
             if before.bad:
                 self.find(*before.bad)
@@ -215,12 +232,23 @@ class Examiner:
             reason = before.bad.reason if before.bad else _differs(before, link.claim)
             self.find("E_CHAIN", before.seq, f"edited after it was written: {reason}")
             self._hole = max(self._hole, before.seq)
+            self._and_the_one_before()
             before.suspect, before.hash = False, link.claim
             self._flush()
             self._held = [link]
         else:
             link.suspect = True
             self._held.append(link)
+
+    def _and_the_one_before(self) -> None:
+        """The newest held link was edited. Whether the one before it was too is told by the hash beside that one."""
+        if len(self._held) < 2:
+            return
+        edited, newest = self._held[-2:]
+        kept = edited.sig
+        if kept is not None and len(kept) == ROOT_BYTES and kept != edited.hash and newest.claim in (None, kept):
+            self.find("E_CHAIN", edited.seq, f"edited after it was written: {_differs(edited, kept)}")
+            edited.hash = kept
 
     def _confirm(self) -> None:
         """The newest held link is as it was written; if it disagrees with the one before, that one was edited."""
@@ -266,7 +294,6 @@ class Examiner:
         """What is held is decided: its hashes go into the tree, and what lies beside them is checked."""
         for link in self._held:
             self._leaf(link.hash)
-            self.head = link.hash.hex()
             if link.sig is not None:
                 self._check_head(link)
 
@@ -376,6 +403,7 @@ class Examiner:
 
     def _thread(self, entry: Entry, seq: int) -> int | None:
         """Follow a saga; return the place of its previous record, None if a hole hides it."""
+        place = seq - self._shift
         thread = self.threads.get(entry.saga)
         hidden = self._hole >= 0 and (thread is None or thread.head <= self._hole)
         if thread is None and (entry.kind != OPENED or entry.n != 1):
@@ -388,8 +416,8 @@ class Examiner:
         back: int | None = thread.head if thread else -1
         if thread is None:
             self.sagas += entry.kind == OPENED
-            thread = self.threads[entry.saga] = Thread(entry.seq if entry.kind == OPENED else -1, 0, 0)
-        thread.head, thread.n = entry.seq, entry.n
+            thread = self.threads[entry.saga] = Thread(place if entry.kind == OPENED else -1, 0, 0)
+        thread.head, thread.n = place, entry.n
         if entry.kind == ENDED:
             del self.threads[entry.saga]
             self.unsigned.append(entry.kind)

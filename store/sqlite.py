@@ -23,7 +23,7 @@ import threading
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from contextvars import Context
 from copy import copy
 from pathlib import Path
@@ -34,7 +34,7 @@ import apsw
 import msgspec
 
 from .chain import ENDED, Chain, Decide, Draft, Row, Spoiled
-from .clock import Clock, SystemClock
+from .clock import Clock, Now, SystemClock
 from .entry import Entry, leaf, read
 from .errors import (
     AmendsError,
@@ -51,7 +51,7 @@ from .errors import (
 )
 from .fold import View
 from .log import DURABLE, FILED, Record, SagaRow, fresh, known, not_appended
-from .merkle import RUN, Peaks
+from .merkle import EMPTY, RUN, Peaks
 
 if TYPE_CHECKING:
     import asyncio
@@ -65,8 +65,9 @@ IDLE_S = 0.05  # quiet for so long: sign, checkpoint, write the memo
 SIGN_S, SIGN_ENTRIES, ANCHOR_S = 1.0, 1000, 1.0
 HELD_S, LOOP_PATIENCE_S, POLL_S = 30.0, 0.002, 0.05
 BATCH, QUEUE_SOFT, QUEUE_HARD, TURNS = 1024, 1024, 8192, 4
-PAGE = 256
-SLOW_S, FAST_S, PROBE_S = 0.001, 0.0007, 1.0  # of one COMMIT, on average
+PAGE, PAGE_BYTES = 256, 1 << 20
+SLOW_S, FAST_S, PROBE_S = 0.001, 0.0007, 0.25  # of one COMMIT, on average
+ROW_S = 3e-6  # of it, what each row costs wherever it is done: many rows make no slow disk
 IDLE_FRAMES, FULL_FRAMES = 200, 1000
 WAL_BYTES, RESERVE_BYTES = 4 << 20, 8 << 20
 MEMO_EACH, MEMO_IDLE, MEMO_CLOSE = 4096, 512, 128
@@ -135,6 +136,8 @@ _BUFFER = 256
 _statx: Any = None
 if sys.platform == "linux":
     _statx = getattr(ctypes.PyDLL(None), "statx", None)  # PyDLL: a GIL given away here would be lost to a busy loop
+if _statx is not None:
+    _statx.argtypes = (ctypes.c_int, ctypes.c_char_p, ctypes.c_int, ctypes.c_uint, ctypes.c_char_p)
 
 
 def _inode(path: bytes) -> bytes:
@@ -151,7 +154,8 @@ def _inode(path: bytes) -> bytes:
     buffer = ctypes.create_string_buffer(_BUFFER)
     if _statx(-100, path, 0, 0x100, buffer):  # AT_FDCWD, STATX_INO
         return b""
-    return buffer.raw[32:40] + buffer.raw[136:144]
+    cells = buffer.raw
+    return cells[32:40] + cells[136:144]
 
 
 def _size(path: bytes) -> int:
@@ -225,6 +229,21 @@ class _Db:
         """The first column of the only row, None if there is none. A half-read statement would pin its snapshot."""
         rows = self.run(sql, bindings).fetchall()
         return rows[0][0] if rows else None
+
+    def page(self, sql: str, bindings: Sequence[Any], most: int) -> list[Any]:
+        """Rows until the last column has given `most` bytes; the statement is over then in any case."""
+        cursor = self.db.cursor()
+        rows, size = [], 0
+        try:
+            for row in cursor.execute(sql, bindings):
+                rows.append(row)
+                if type(row[-1]) is bytes:
+                    size += len(row[-1])
+                    if size >= most:
+                        break
+        finally:
+            cursor.close()
+        return rows
 
     def pragma(self, name: str, value: Any = None) -> Any:
         return self.db.pragma(name, value) if value is not None else self.db.pragma(name)
@@ -313,6 +332,8 @@ def _preallocate(db: _Db, wal: bytes) -> None:
             db.run("create table padding(bytes blob)")
             for _ in range(WAL_BYTES // 500_000 + 1):
                 db.run("insert into padding values(zeroblob(500000))")
+    except apsw.FullError:
+        return  # it will do without
     finally:
         db.rollback()
         db.pragma("cache_size", -8000)
@@ -331,6 +352,9 @@ class _Waiter:
         self.bell: Any = None
         self.answer: Any = None
         self.since = monotonic()
+
+
+_Job = tuple[Decide, _Waiter | None]
 
 
 def _settle(future: Any, answer: Any) -> None:
@@ -422,7 +446,6 @@ class SqliteLog:
         self._signed: Head | None = None
         self._signed_at = self._anchored_at = 0.0
         self._anchored = 0
-        self._covered: list[tuple[bytes, int]] = []
         self._full = False
         self._full_at = 0.0
         self._closed = False
@@ -430,7 +453,7 @@ class SqliteLog:
         self._reader: _Db | None = None
         self._pending: tuple[list[Row], list[tuple[_Waiter | None, Any]], bool, int] | None = None
         self._fresh_locks()
-        with self._lock:
+        with self._lock, _speaking():
             self._open()
         _logs.add(self)
 
@@ -438,12 +461,13 @@ class SqliteLog:
         """Everything that threads share: made at the start, and anew in a forked child."""
         self._lock = threading.RLock()
         self._read_lock = threading.RLock()
-        self._queue: deque[tuple[Decide, _Waiter | None]] = deque()
+        self._queue: deque[_Job] = deque()
         self._urgent = FILED
         self._due: set[Any] = set()
         self._owed: deque[tuple[_Waiter | None, Any]] = deque()
         self._bell = _Bell()
         self._thread: threading.Thread | None = None
+        self._thread_lock = threading.RLock()
         self._parked = True
         self._seen: Any = None
         self._dirty = False
@@ -459,16 +483,32 @@ class SqliteLog:
 
     def _open(self) -> None:
         """Connect, fold, check the tail. The lock is held. For a new file: write the genesis."""
+        try:
+            self._connect()
+        except apsw.Error as error:
+            if not self._write or self._full or not _is_full(error):
+                raise
+            self._is_full_now()
+            self._connect()
+        self._average = 0.0
+
+    def _connect(self) -> None:
+        self._close_connections()
         self._db = db = _write_db(self.path) if self._write else _Db(self.path, False)
-        self._level = DURABLE
+        self._level, self._checkpoint_at = DURABLE, FULL_FRAMES
         if not self._write:
             db.pragma("query_only", 1)
-            self._version = db.pragma("data_version")
-            self._refold()
+            db.run("begin")  # one moment: others write on between two statements
+            try:
+                self._version = db.pragma("data_version")
+                self._refold()
+            finally:
+                db.run("rollback")
             self._stand()
             return
         _preallocate(db, self._wal)
         if not db.begin(HELD_S):
+            self._close_connections()
             raise self._held()
         try:
             self._wal_inode = _inode(self._wal)
@@ -477,17 +517,15 @@ class SqliteLog:
             if not self._chain.size:
                 self._begin_log()
             else:
+                self._of_our_key()
                 self._sign_tail()
             db.run("commit")
         except BaseException:
-            db.rollback()
-            db.close()
-            self._db = None
+            self._close_connections()
             raise
         self._stand()
         self._guard()
         self._anchor_now()
-        self._average = 0.0
 
     def _begin_log(self) -> None:
         chain = self._chain
@@ -495,6 +533,16 @@ class SqliteLog:
         if isinstance(answer, BaseException):
             raise answer
         self._insert(rows)
+
+    def _of_our_key(self) -> None:
+        """Nothing is signed in a log that another incarnation has begun."""
+        assert self._db is not None
+        first = read(self._db.one("select line from entry where seq = 0"))
+        if first.log != self.identity.genesis().fields.get("log", ""):
+            raise LogReplaced(
+                f"The log at {self.path} was begun under another key than this device's.",
+                next="`amends verify` tells more.",
+            )
 
     def _sign_tail(self) -> None:
         """What a crash left unsigned is checked against the hash in its row, signed, and said."""
@@ -540,7 +588,7 @@ class SqliteLog:
 
     def _from_memo(self, chain: Chain) -> Chain:
         assert self._db is not None
-        name = _view_name(chain.view)
+        name = view_name(chain.view)
         rows = self._db.run("select version, seq, h, blob from memo where view = ?", (name,)).fetchall()
         row = rows[0] if rows else None
         if row is None or row[0] != chain.view.version:
@@ -556,6 +604,8 @@ class SqliteLog:
                 raise ValueError("it does not stand where it says")
         except (ValueError, TypeError, KeyError, msgspec.MsgspecError) as error:
             self._say(f"The memo of {name} was dropped and the log folded from its start: {error}.")
+            if self._write and self._db.db.in_transaction:
+                self._db.run("delete from memo where view = ?", (name,))
             chain = self._chain = Chain(known(fresh(self.view), self))
         return chain
 
@@ -573,30 +623,55 @@ class SqliteLog:
     def _plant(self) -> None:
         """Rebuild the edge of the tree from run roots and the lines after them; check it against the newest signature,
         and the hashes that stand in unsigned rows."""
-        assert self._db is not None
-        chain, run = self._chain, self._db.run
         self._signed = signed = self._newest_signature()
         at = signed.size if signed else 0
-        roots = [data for _, data in run("select n, data from tile where level = 1 and n < ? order by n", (at // RUN,))]
-        if len(roots) < at // RUN:
-            raise Damaged("A run of the tree is missing.", next="Run `amends verify`.", seq=len(roots) * RUN)
-        start = at // RUN * RUN
-        tail: list[bytes] = []
+        roots = self._stored_runs(at // RUN)
+        if len(roots) < at // RUN or not self._grow(roots, at):
+            self._say("The stored run roots do not fit the newest signature: they were computed anew.")
+            if not self._grow([], at):
+                raise Damaged(
+                    f"The first {at} records are not those that were signed.", next="Run `amends verify`.", seq=at - 1
+                )
+            if self._write and self._db is not None and self._db.db.in_transaction:
+                self._db.run("delete from tile where level = 1")
+                self._db.many(_TILE, self._chain.tree.runs)
+        self._chain.tree.runs.clear()
+
+    def _stored_runs(self, runs: int) -> list[bytes]:
+        assert self._db is not None
+        rows = self._db.run("select n, data from tile where level = 1 and n < ? order by n", (runs,)).fetchall()
+        return [bytes(data) for place, (n, data) in enumerate(rows) if n == place and len(data) == len(EMPTY)]
+
+    def _grow(self, roots: list[bytes], at: int) -> bool:
+        """A tree over the roots of full runs and the lines after them. False: not the one signed at size `at`."""
+        assert self._db is not None
+        tree = Peaks.restore(roots, [])
+        hashes: list[bytes] = []
         sig = None
-        for seq, line, sig in run("select seq, line, sig from entry where seq >= ? order by seq", (start,)):
-            tail.append(leaf(line))
-            if seq >= at and sig is not None and sig != tail[-1]:
+        for seq, line, sig in self._db.run(
+            "select seq, line, sig from entry where seq >= ? order by seq", (tree.size,)
+        ):
+            if seq == at and not self._is_signed(tree, hashes):
+                return False
+            hashes.append(leaf(line))
+            if seq >= at and sig is not None and sig != hashes[-1]:
                 raise Damaged(f"Record {seq} is not what was written.", next="Run `amends verify`.", seq=seq)
-        if chain.size and sig is None:
-            raise Damaged("The last record lost its hash.", next="Run `amends verify`.", seq=chain.size - 1)
-        tree = Peaks.restore(roots, tail[: at - start])
-        if signed and tree.root() != signed.root:
-            raise Damaged(
-                f"The first {at} records are not those that were signed.", next="Run `amends verify`.", seq=at - 1
-            )
-        tree.extend(tail[at - start :])
-        tree.runs.clear()
-        chain.tree = tree
+            if len(hashes) == BATCH:
+                tree.extend(hashes)
+                hashes.clear()
+        if self._chain.size and sig is None and tree.size + len(hashes) > at:
+            raise Damaged("The last record lost its hash.", next="Run `amends verify`.", seq=self._chain.size - 1)
+        if tree.size + len(hashes) == at and not self._is_signed(tree, hashes):
+            return False
+        tree.extend(hashes)
+        self._chain.tree = tree
+        return True
+
+    def _is_signed(self, tree: Peaks, hashes: list[bytes]) -> bool:
+        """Whether the newest signature is over these entries. The hashes move into the tree."""
+        tree.extend(hashes)
+        hashes.clear()
+        return self._signed is None or (tree.size, tree.root()) == self._signed[:2]
 
     def _newest_signature(self) -> Head | None:
         assert self._db is not None
@@ -623,8 +698,12 @@ class SqliteLog:
         waiter = _Waiter(sync)
         bell = waiter.bell = threading.Lock()
         bell.acquire()
-        self._hand_in(decide, waiter)
-        self._serve(HELD_S)
+        try:
+            self._hand_in(decide, waiter)
+            self._serve(HELD_S)
+        except BaseException:  # handed in is handed in, and somebody must see to it
+            self._wake()
+            raise
         while waiter.answer is None and not bell.acquire(timeout=POLL_S):
             self._serve(HELD_S)  # never needed, unless whoever held the lock was interrupted on its way out
         if isinstance(waiter.answer, BaseException):
@@ -639,6 +718,8 @@ class SqliteLog:
         self._usable()
         future: asyncio.Future[list[Entry]] = loop.create_future()
         self._hand_in(decide, _Waiter(sync, loop, future))
+        if self._parked:  # this loop may end before it turns again
+            self._wake()
         if self._slow and not self._probing():
             self._bell.ring()
         elif loop not in self._due:
@@ -649,6 +730,8 @@ class SqliteLog:
     def append(self, decide: Decide) -> None:
         self._usable()
         self._hand_in(decide, None)
+        if self._parked:
+            self._wake()
         if len(self._queue) >= QUEUE_SOFT and not self._lock._is_owned():  # type: ignore[attr-defined]
             self._serve(LOOP_PATIENCE_S if _running_loop() else HELD_S)
             if len(self._queue) >= QUEUE_HARD:  # memory is bounded, even at the price of this thread waiting
@@ -658,8 +741,6 @@ class SqliteLog:
         if waiter is not None and waiter.sync > self._urgent:
             self._urgent = waiter.sync
         self._queue.append((decide, waiter))
-        if self._parked:
-            self._wake()
 
     def _usable(self) -> None:
         if self._closed:
@@ -704,23 +785,34 @@ class SqliteLog:
 
     def _serve(self, patience: float, turns: int = TURNS) -> None:
         """Commit what is queued. If somebody else is at it, leave it to them: they look again after letting go."""
-        lock = self._lock
         for _ in range(turns):
             if not self._queue:
                 return
-            done = True
-            try:
-                if not lock.acquire(False):
-                    return
-                done = self._batch(patience)
-            finally:
-                # An interrupt may strike between any two instructions; ask who owns it and not what we remember.
-                if lock._is_owned():  # type: ignore[attr-defined]
-                    lock.release()
+            done = self._if_free(lambda: self._batch(patience))
+            if done is None:
+                return
             if not done:
                 break
         if self._queue:
             self._slow_down()
+
+    def _if_free(self, work: Callable[[], bool]) -> bool | None:
+        """Do it with the commit lock; None if somebody else has that.
+
+        An interrupt may strike between any two instructions: ask who owns the lock and not what we remember, and have
+        an outer net under the inner one.
+        """
+        lock = self._lock
+        try:
+            try:
+                return work() if lock.acquire(False) else None
+            finally:
+                if lock._is_owned():  # type: ignore[attr-defined]
+                    lock.release()
+        except BaseException:
+            if lock._is_owned():  # type: ignore[attr-defined]
+                lock.release()
+            raise
 
     def _slow_down(self) -> None:
         """This thread has done its share, or may not wait longer: the log's own thread goes on."""
@@ -730,7 +822,7 @@ class SqliteLog:
 
     def _batch(self, patience: float) -> bool:
         """One transaction for what is queued. The lock is held. False: another process kept the file all the time."""
-        batch: list[tuple[Decide, _Waiter | None]] = []
+        batch: list[_Job] = []
         self._pending = None
         try:
             db = self._ready()
@@ -756,7 +848,7 @@ class SqliteLog:
             began = monotonic()
             db.run("commit")
             if level == DURABLE:
-                self._measure(monotonic() - began)
+                self._measure(monotonic() - began - ROW_S * len(rows))
             self._landed(*self._pending)
         except BaseException as error:
             self._failed(batch, error)
@@ -765,6 +857,8 @@ class SqliteLog:
         return True
 
     def _ready(self) -> _Db:
+        if self._closed:
+            raise Closed("This log is closed.")
         if self._db is None or self._stale:
             self._reopen()
         if self._full and monotonic() - self._full_at > 1:
@@ -773,29 +867,48 @@ class SqliteLog:
         assert self._db is not None
         return self._db
 
+    def _still_ours(self) -> None:
+        """What we folded is still there: the home was not adopted, nor the log set back, under an open log."""
+        assert self._db is not None
+        chain = self._chain
+        line = self._db.one("select line from entry where seq = ?", (chain.size - 1,)) if chain.size else None
+        if chain.size and (line is None or leaf(line).hex() != chain.prev):
+            self._stale = True
+            raise LogReplaced(
+                f"The log at {self.path} no longer holds what was acknowledged: it was adopted or set back meanwhile.",
+                next="End this program; `amends verify` tells more.",
+            )
+
     def _look(self) -> None:
         """Inside a transaction: fold what other processes have written since."""
         assert self._db is not None
         version = self._db.one("pragma data_version")
         if version != self._version:
             too_new(self._db.one("pragma user_version"))
+            self._still_ours()
             self._catch_up()
             self._version = version
             self._stand()
 
-    def _take(self, batch: list[tuple[Decide, _Waiter | None]], level: int) -> None:
+    def _take(self, batch: list[_Job], level: int) -> None:
+        """Move jobs into the batch. An interrupt may leave one in both places, and never in neither."""
         queue = self._queue
         while queue and len(batch) < BATCH:
-            job = queue.popleft()
-            if job[1] is not None and job[1].sync > level:  # handed in since; it asks for more than this commit gives
-                queue.appendleft(job)
-                self._urgent = job[1].sync
-                return
+            job = queue[0]
+            waiter = job[1]
+            if waiter is not None:
+                if waiter.sync > level:  # handed in since; it asks for more than this commit gives
+                    self._urgent = waiter.sync
+                    return
+                if waiter.answer is not None:  # told already, that it waited too long
+                    queue.popleft()
+                    continue
             batch.append(job)
+            queue.popleft()
         if not queue:
             self._urgent = FILED
 
-    def _link(self, batch: list[tuple[Decide, _Waiter | None]]) -> tuple[list[Row], list[tuple[_Waiter | None, Any]]]:
+    def _link(self, batch: list[_Job]) -> tuple[list[Row], list[tuple[_Waiter | None, Any]]]:
         """Fold the batch; what spoils the fold is left out and the rest run again on a new one."""
         batch = batch[:] if not self._full else [(_outcomes_only(decide), waiter) for decide, waiter in batch]
         refused: list[tuple[_Waiter | None, Any]] = []
@@ -870,13 +983,15 @@ class SqliteLog:
             self.records_written += len(rows)
             self._quiet_since = now = monotonic()
             self._dirty = True
+            if self._parked:
+                self._wake()
             if level == DURABLE and (must or now - self._anchored_at >= ANCHOR_S):
                 self._anchor_now()
         self._owed.extend(answers)
-        self._pending = None
         self._pay()
+        self._pending = None
         assert self._db is not None
-        if self._db.frames >= FULL_FRAMES:  # here and not inside the commit: everyone has been told
+        if self._db.frames >= self._checkpoint_at:  # here and not inside the commit: everyone has been told
             self._checkpoint()
 
     def _guard(self) -> None:
@@ -901,12 +1016,13 @@ class SqliteLog:
             self._anchored = signed.size
 
     def _pay(self) -> None:
-        """Tell each waiter, on its own loop. What an interrupt leaves over is told by whoever comes next."""
-        owed = self._owed
-        here = _running_loop()
+        """Tell each waiter, on its own loop. What an interrupt leaves over is told by whoever comes next; who was told
+        is not told again."""
+        owed, here = self._owed, _running_loop()
         away: dict[Any, list[tuple[Any, Any]]] = {}
-        while owed:
-            waiter, answer = owed[0]
+        count = len(owed)
+        for place in range(count):
+            waiter, answer = owed[place]
             if waiter is None:
                 if isinstance(answer, BaseException):
                     self._say(not_appended(answer))
@@ -914,59 +1030,74 @@ class SqliteLog:
                 if waiter.answer is None:
                     waiter.answer = answer
                     waiter.bell.release()
-            elif waiter.loop is here:
-                _settle(waiter.future, answer)
             else:
-                away.setdefault(waiter.loop, []).append((waiter.future, answer))
-            owed.popleft()
+                waiter.answer = answer
+                if waiter.loop is here:
+                    _settle(waiter.future, answer)
+                else:
+                    away.setdefault(waiter.loop, []).append((waiter.future, answer))
         for loop, answers in away.items():
             try:
                 loop.call_soon_threadsafe(_settle_all, answers)
             except RuntimeError:
                 continue  # the loop is closed: nobody is left to be told, and the facts stand
+        for _ in range(count):
+            owed.popleft()
         self._told_waiting()
 
     def _measure(self, seconds: float) -> None:
         """Where commits run: with the caller while they are fast. Checkpoints run after this look and do not count."""
-        self._average = average = self._average + 0.1 * (min(seconds, 4 * SLOW_S) - self._average)
+        # Counted as twice the limit at most: every second commit must be slow, not one in five that met a busy core.
+        self._average = average = self._average + 0.1 * (min(max(seconds, 0.0), 2 * SLOW_S) - self._average)
         if self._slow and (average < FAST_S or seconds < FAST_S and _running_loop()):
             self._slow, self._average = False, min(average, FAST_S)
         elif average > SLOW_S and not self._slow:
             self._slow, self._probe_at = True, monotonic() + PROBE_S
 
     def _checkpoint(self) -> None:
+        """Move frames into the database file. One that a reader holds up is tried again only when the -wal has grown
+        as much once more."""
         assert self._db is not None
-        self._db.deadline = 0.0
+        self._db.deadline, self._checkpoint_at = 0.0, self._db.frames + FULL_FRAMES
         try:
-            self._db.db.wal_checkpoint("main", apsw.SQLITE_CHECKPOINT_PASSIVE)
+            there, moved = self._db.db.wal_checkpoint("main", apsw.SQLITE_CHECKPOINT_PASSIVE)
         except (apsw.BusyError, apsw.LockedError):
             return  # another process is at it
         except apsw.Error as error:
             self._say(f"A checkpoint failed ({error}); the log goes on in its -wal.")
-        finally:
-            self._db.frames = 0
+            return
+        if there == moved:
+            self._db.frames, self._checkpoint_at = 0, FULL_FRAMES
 
-    def _failed(self, batch: list[tuple[Decide, _Waiter | None]], error: BaseException) -> None:
+    def _failed(self, batch: list[_Job], error: BaseException) -> None:
         """Finish, if the transaction was over before the interrupt; else roll back. Nobody is left waiting."""
         pending, self._pending = self._pending, None
         if pending and self._did_land(pending[0]):
             self._landed(*pending)
             return
-        self._restore()
-        if not isinstance(error, Exception):  # not about them: their facts go into the next commit
+        try:
+            self._restore()
+        finally:
+            self._excuse(batch, error)
+
+    def _excuse(self, batch: list[_Job], error: BaseException) -> None:
+        """What becomes of a batch that was not written: again in the next commit, or told."""
+        if not isinstance(error, Exception):  # not about them
             self._again(batch)
             self._slow_down()
-        elif isinstance(error, apsw.FullError) and not self._full:
-            self._full, self._full_at = True, monotonic()
-            self._free_reserve()
-            self._say("No space is left on the disk: only outcomes, unwinding and halts are written until there is.")
+        elif isinstance(error, (apsw.BusyError, apsw.LockedError)):
+            self._again(batch)
+            self._give_up()
+        elif _is_full(error) and not self._full:
+            self._is_full_now()
             self._again(batch)
         else:
-            error = error if isinstance(error, AmendsError) else _spoken(error)
-            if not batch:  # it could not even begin
-                batch = self._drain(lambda waiter: True)
-            self._owed.extend((waiter, copy(error)) for _, waiter in batch)
-            self._pay()
+            spoken = error if isinstance(error, AmendsError) else _spoken(error)
+            self._owed.extend((waiter, copy(spoken)) for _, waiter in batch)
+            if batch:
+                self._pay()
+            else:  # it could not even begin
+                self._give_up(spoken)
 
     def _did_land(self, rows: list[Row]) -> bool:
         """Whether a transaction that we do not remember ending is in the file."""
@@ -984,40 +1115,38 @@ class SqliteLog:
             return False
 
     def _restore(self) -> None:
-        """Roll back and make the fold what the file says again; if that fails too, at the next use."""
+        """Roll back and make the fold what the file says again. Should that fail too, the next use opens anew, and
+        says what is wrong."""
         if self._db is None or self._stale:
             return
-        try:
+        self._stale = True
+        with suppress(AmendsError, apsw.Error):
             self._db.rollback()
             self._refold()
             self._stand()
-        except Exception:  # the next use opens anew, and says what is wrong
-            self._stale = True
 
-    def _again(self, batch: list[tuple[Decide, _Waiter | None]]) -> None:
+    def _again(self, batch: list[_Job]) -> None:
+        if batch and self._queue and self._queue[0] is batch[-1]:
+            batch = batch[:-1]
         self._queue.extendleft(reversed(batch))
-        self._urgent = max([self._urgent, *(w.sync for _, w in batch if w is not None)])
+        self._urgent = max([self._urgent, *(waiter.sync for _, waiter in batch if waiter is not None)])
 
-    def _drain(self, gone: Callable[[_Waiter], bool]) -> list[tuple[Decide, _Waiter | None]]:
-        """Take those out of the queue whose waiter is to go; appended facts stay."""
-        jobs = [self._queue.popleft() for _ in range(len(self._queue))]  # others only add
-        kept: list[tuple[Decide, _Waiter | None]] = []
-        out: list[tuple[Decide, _Waiter | None]] = []
-        for job in jobs:
-            (out if job[1] is not None and gone(job[1]) else kept).append(job)
-        self._queue.extendleft(reversed(kept))
-        return out
-
-    def _give_up(self) -> None:
-        """Another process kept the file: who has waited 30 s is told, the rest stays."""
+    def _give_up(self, error: AmendsError | None = None) -> None:
+        """Tell those in the queue who wait: with no error given, who has waited 30 s for another process. Appended
+        facts stay; so do the others' places in the queue, which `_take` passes over."""
         edge = monotonic() - HELD_S
-        late = self._drain(lambda waiter: waiter.since <= edge)
-        if late:
-            error = self._held()
-            self._owed.extend((waiter, copy(error)) for _, waiter in late)
-            self._pay()
+        for place in range(len(self._queue)):  # others only add
+            waiter = self._queue[place][1]
+            if waiter is not None and waiter.answer is None and (error or waiter.since <= edge):
+                self._owed.append((waiter, copy(error or self._held())))
+        self._pay()
 
     # -- no space -----------------------------------------------------------------------------------------------------
+
+    def _is_full_now(self) -> None:
+        self._full, self._full_at = True, monotonic()
+        self._free_reserve()
+        self._say("No space is left on the disk: only outcomes, unwinding and halts are written until there is.")
 
     def _free_reserve(self) -> None:
         try:
@@ -1034,8 +1163,7 @@ class SqliteLog:
         except FileNotFoundError:
             pass  # that is what we are here for
         try:
-            with open(part, "wb", buffering=0) as file:
-                os.chmod(part, 0o600)
+            with open(os.open(part, os.O_CREAT | os.O_WRONLY | os.O_TRUNC, 0o600), "wb", buffering=0) as file:
                 block = bytes(1 << 20)
                 for _ in range(RESERVE_BYTES >> 20):
                     file.write(block)
@@ -1077,10 +1205,13 @@ class SqliteLog:
     def _wake(self) -> None:
         self._parked = False
         if self._thread is None or not self._thread.is_alive():
-            self._thread = threading.Thread(
-                target=_keep, args=(self._bell, weakref.ref(self, _rings(self._bell))), name="amends-log", daemon=True
-            )
-            self._thread.start()
+            # While the interpreter ends no thread starts any more: `close` writes what is left.
+            with self._thread_lock, suppress(RuntimeError):
+                if self._thread is None or not self._thread.is_alive():
+                    ref = weakref.ref(self, _rings(self._bell))
+                    thread = threading.Thread(target=_keep, args=(self._bell, ref), name="amends-log", daemon=True)
+                    thread.start()
+                    self._thread = thread
         self._bell.ring()
 
     def _tick(self) -> float | None:
@@ -1182,7 +1313,7 @@ class SqliteLog:
         image = msgspec.msgpack.encode((chain.view.dump(), chain.dump()))
         self._db.run(
             "insert or replace into memo values(?,?,?,?,?)",
-            (_view_name(chain.view), chain.view.version, chain.size, bytes.fromhex(chain.prev), image),
+            (view_name(chain.view), chain.view.version, chain.size, bytes.fromhex(chain.prev), image),
         )
         self._memo_at = chain.size
 
@@ -1191,61 +1322,64 @@ class SqliteLog:
     def refresh(self) -> None:
         """Fold what other processes have appended. On an event loop's thread: unless somebody is committing, who does
         that anyway."""
-        lock = self._lock
-        if lock._is_owned() or not lock.acquire(_running_loop() is None):  # type: ignore[attr-defined]
+        if self._lock._is_owned():  # type: ignore[attr-defined]
             return
-        try:
-            self._refresh()
-        finally:
-            lock.release()
+        if _running_loop() is None:
+            with self._holding():
+                self._refresh()
+        else:
+            self._if_free(self._refresh)
             self._serve(LOOP_PATIENCE_S)
 
-    def _refresh(self) -> None:
+    def _refresh(self) -> bool:
         if self._closed:
             raise Closed("This log is closed.")
-        db = self._ready()
-        db.deadline = monotonic() + HELD_S
-        version = db.one("pragma data_version")
-        if version == self._version:
-            return
-        too_new(db.one("pragma user_version"))
-        try:
+        with _speaking():
+            db = self._ready()
+            db.deadline = monotonic() + HELD_S
+            version = db.one("pragma data_version")
+            if version == self._version:
+                return True
+            too_new(db.one("pragma user_version"))
+            self._stale = True  # until the last entry is folded
             self._catch_up()
-        except BaseException:
-            self._stale = True  # half an entry may have been folded
-            raise
-        self._version = version
+            self._version, self._stale = version, False
         self._stand()
         self._told_waiting()
+        return True
 
     def _told_waiting(self) -> None:
         if self._waiting:
             with self._grew:
                 self._grew.notify_all()
 
-    def _rows(self, sql: str, bindings: Sequence[Any]) -> list[Any]:
-        """A page, in a transaction of its own; inside a decision, from the transaction it runs in."""
+    def _rows(self, sql: str, bindings: Sequence[Any], most: int = 1 << 62) -> list[Any]:
+        """A page, in a transaction of its own; inside a decision, from the transaction it runs in. It ends early once
+        its last column has given `most` bytes."""
         if self._lock._is_owned() and self._db is not None:  # type: ignore[attr-defined]
-            return list(self._db.run(sql, bindings).fetchall())
-        with self._read_lock:
+            return self._db.page(sql, bindings, most)
+        with self._read_lock, _speaking():
             if self._closed:
                 raise Closed("This log is closed.")
             if self._reader is None:
                 self._reader = _Db(self.path, False)
                 self._reader.pragma("query_only", 1)
             self._reader.deadline = monotonic() + HELD_S
-            return list(self._reader.run(sql, bindings).fetchall())
+            return self._reader.page(sql, bindings, most)
 
     def records(self, start: int = 0, stop: int | None = None) -> Iterator[Record]:
         seq, end = max(0, start), 1 << 62 if stop is None else stop
         while seq < end:
             page = self._rows(
-                "select line, open from entry where seq >= ? and seq < ? order by seq limit ?", (seq, end, PAGE)
+                "select line, open from entry where seq >= ? and seq < ? order by seq limit ?",
+                (seq, end, PAGE),
+                PAGE_BYTES,
             )
-            yield from [Record(read(line), line, blob) for line, blob in page]
-            if len(page) < PAGE:
+            if not page:
                 return
-            seq += PAGE
+            for line, blob in page:
+                yield Record(read(line), line, blob)
+            seq += len(page)
 
     def record(self, seq: int) -> Record:
         for record in self.records(seq, seq + 1) if seq >= 0 else ():
@@ -1320,6 +1454,9 @@ class SqliteLog:
             with self._grew:
                 self._waiting -= 1
 
+    def now(self) -> Now:
+        return self._chain.now(self.clock)
+
     def head(self) -> tuple[int, bytes]:
         """Size and RFC 6962 root, as last read."""
         with self._holding():
@@ -1346,7 +1483,7 @@ class SqliteLog:
         """Sign the head now, on the disk, and anchor it. Raises LogHeld."""
         self._usable()
         self.flush()
-        with self._holding():
+        with self._holding(), _speaking():
             self._ready()
             if not self._sign(HELD_S, memo=False):
                 raise self._held()
@@ -1355,7 +1492,7 @@ class SqliteLog:
         """Move everything into the database file and leave nothing in the -wal: after an erasure. Raises LogHeld."""
         self._usable()
         self.flush()
-        with self._holding():
+        with self._holding(), _speaking():
             db = self._ready()
             db.deadline = monotonic() + HELD_S
             try:
@@ -1388,8 +1525,12 @@ class SqliteLog:
         self._told_waiting()
 
 
-def _view_name(view: Any) -> str:
-    return getattr(view, "name", None) or type(view).__name__.lower()
+def view_name(view: Any) -> str:
+    """The name its memo goes by."""
+    return str(getattr(view, "name", "") or type(view).__name__.lower())
+
+
+_view_name = view_name
 
 
 def _outcomes_only(decide: Decide) -> Decide:
@@ -1414,14 +1555,30 @@ def _no_space() -> DiskFull:
 
 def _spoken(error: BaseException) -> AmendsError:
     """What SQLite said, as one of our errors."""
-    if isinstance(error, apsw.FullError):
+    if _is_full(error):
         spoken: AmendsError = _no_space()
+    elif isinstance(error, (apsw.BusyError, apsw.LockedError)):
+        spoken = LogHeld("Another process keeps the log's file.", next="Look for a stopped process; nothing is lost.")
     elif isinstance(error, (apsw.CorruptError, apsw.NotADBError)):
         spoken = Damaged(f"The database is damaged: {error}.", next="Run `amends verify`.")
     else:
         spoken = TheyErred(f"The log could not be written: {error!r}.", next="Run `amends doctor`.", code="log_failed")
     spoken.__cause__ = error
     return spoken
+
+
+def _is_full(error: BaseException) -> bool:
+    shm = isinstance(error, apsw.IOError) and getattr(error, "extendedresult", 0) == apsw.SQLITE_IOERR_SHMSIZE
+    return shm or isinstance(error, apsw.FullError)
+
+
+@contextmanager
+def _speaking() -> Iterator[None]:
+    """Errors of SQLite leave as ours."""
+    try:
+        yield
+    except apsw.Error as error:
+        raise _spoken(error) from error
 
 
 def _settle_all(answers: list[tuple[Any, Any]]) -> None:
@@ -1488,7 +1645,7 @@ def open_read(path: str | os.PathLike[str]) -> Peek:
 # ---- forking and leaving --------------------------------------------------------------------------------------------
 
 _logs: weakref.WeakSet[SqliteLog] = weakref.WeakSet()
-_stopped: list[SqliteLog] = []  # while a fork is under way
+_stopped = threading.local()  # the logs that a fork by this thread has stopped
 _parked: list[Any] = []  # the parent's connections, never closed in a child
 _inherited: set[bytes] = set()  # inodes of databases that the parent had open
 _kept: list[int] = []  # descriptors that carry a child's own locks; closing one would drop them
@@ -1496,25 +1653,26 @@ _kept: list[int] = []  # descriptors that carry a child's own locks; closing one
 
 def _before_fork() -> None:
     """No connection of ours is in use while the process doubles."""
+    _stopped.logs = logs = []
     for log in sorted(_logs, key=id):
         if log._lock.acquire(timeout=5):
             if log._read_lock.acquire(timeout=5):
-                _stopped.append(log)
+                logs.append(log)
             else:
                 log._lock.release()
 
 
 def _after_fork_in_parent() -> None:
-    while _stopped:
-        log = _stopped.pop()
+    for log in _stopped.logs:
         log._read_lock.release()
         log._lock.release()
-        if log._queue and not log._lock._is_owned():  # type: ignore[attr-defined]
+        if log._queue and not log._lock._is_owned():
             log._slow_down()
+    _stopped.logs = []
 
 
 def _after_fork_in_child() -> None:
-    _stopped.clear()
+    _stopped.logs = []
     for db in list(_open_dbs):
         _parked.append(db)
         _inherited.add(_inode(os.fsencode(db.path)))

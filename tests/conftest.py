@@ -11,6 +11,10 @@ from pathlib import Path
 import platformdirs
 import pytest
 from hypothesis import HealthCheck, settings
+from world import World
+
+from amends import AgentKit
+from amends.runtime.current import CURRENT
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -90,3 +94,26 @@ def vectors() -> Path:
     if not folder.is_dir():
         pytest.skip(f"published vectors are not at {folder}")
     return folder
+
+
+@pytest.fixture
+def world() -> World:
+    return World()
+
+
+@pytest.fixture
+def memory() -> Iterator[AgentKit]:
+    """A kit whose log lives in this process only."""
+    kit = AgentKit.in_memory()
+    yield kit
+    CURRENT.set(None)
+    kit.close()
+
+
+@pytest.fixture(params=["memory", "file"])
+def kit(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[AgentKit]:
+    """A kit in memory, then one on a real file."""
+    kit = AgentKit.in_memory() if request.param == "memory" else AgentKit(home=tmp_path / "home")
+    yield kit
+    CURRENT.set(None)
+    kit.close()

@@ -152,6 +152,11 @@ def test_huge_output_on_both_sides_ends_in_an_outcome_with_the_last_4_kb() -> No
     assert outcome.outcome == "lost" and len(outcome.stderr) == 4096 and outcome.stderr.endswith("yyy" + "end\n")
 
 
+def test_an_answer_that_was_cut_off_is_not_taken_for_a_whole_one() -> None:
+    text = """echo '{"outcome":"done"}'; head -c 1200000 /dev/zero | tr '\\0' ' '; echo and more"""
+    assert ask(script(text), "x").outcome == "lost"
+
+
 def test_a_program_that_does_not_read_a_large_request_is_heard() -> None:
     assert ask(script("exit 0"), "x", blob="x" * 200_000).outcome == "done"
     assert ask(script("sleep 0.2; exec cat >/dev/null"), "x", blob="x" * 200_000).outcome == "done"
@@ -309,12 +314,17 @@ def odd_error():
     raise Odd
 def surrogate_error(): raise ValueError("x\\ud800")
 def leaves(): sys.exit(3)
+def disconnects(): raise ConnectionResetError
+def refused(): raise ConnectionRefusedError
 def interrupts(): raise KeyboardInterrupt
 async def later():
     import asyncio
     await asyncio.sleep(0.01)
     return "async"
 def returns_awaitable(): return later()
+def returns_task():
+    import asyncio
+    return asyncio.ensure_future(later())
 async def loop_id():
     import asyncio
     return id(asyncio.get_running_loop())
@@ -327,6 +337,13 @@ def segfault():
     print("last words", file=sys.stderr)
     ctypes.string_at(0)
 def vanishes(): os._exit(0)
+def vanishes_leaving_a_fork(pid_file):
+    child = os.fork()
+    if child == 0:
+        time.sleep(60)
+        os._exit(0)
+    open(pid_file, "w").write(str(child))
+    os._exit(0)
 def forks():
     if os.fork() == 0:
         return "child"
@@ -377,7 +394,8 @@ def shop(tmp_path: Path) -> Iterator[PythonHost]:
 
 def test_arguments_and_results_keep_their_types(shop: PythonHost) -> None:
     values = {
-        "a": Decimal("4.20"), "b": b"\xff", "c": datetime(2025, 1, 1, tzinfo=UTC), "d": date(2025, 1, 1), "e": (1, [2]), "f": {1, "x"},
+        "a": Decimal("4.20"), "b": b"\xff", "c": datetime(2025, 1, 1, tzinfo=UTC), "d": date(2025, 1, 1),
+        "e": (1, [2]), "f": {1, "x"},
         "g": UUID(int=7), "h": 10**30, "i": {"$": "x"}, "j": None, "k": 1.5, "l": True, "m": "é", "n": -0.0,
     }  # fmt: skip
     assert ask(shop, "echo", **values).result == values
@@ -404,7 +422,8 @@ def test_a_file_is_loaded_once_and_never_as_main(shop: PythonHost, tmp_path: Pat
     assert [ask(shop, "count").result for _ in range(3)] == [1, 2, 3]
 
 
-def test_prints_cannot_break_the_protocol_and_are_kept(shop: PythonHost) -> None:
+def test_prints_cannot_break_the_protocol_and_are_kept(shop: PythonHost, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("PYTHONUNBUFFERED", raising=False)
     outcome = ask(shop, "noisy")
     assert outcome.outcome == "done" and outcome.result == 0
     for printed in ('{"id":1,"outcome":"done"}', "raw", "on stderr", "from a child"):
@@ -418,19 +437,22 @@ def test_a_handler_cannot_eat_the_next_request(shop: PythonHost) -> None:
 
 
 FAILURES = {
-    "boom": "ValueError: no such order",
-    "odd_error": "Odd: its text cannot be had",
-    "surrogate_error": "ValueError: x?",
-    "leaves": "SystemExit: 3",
-    "interrupts": "KeyboardInterrupt",
+    "boom": ("failed", "ValueError: no such order"),
+    "odd_error": ("failed", "Odd: its text cannot be had"),
+    "surrogate_error": ("failed", "ValueError: x?"),
+    "leaves": ("lost", "SystemExit: 3"),
+    "interrupts": ("lost", "KeyboardInterrupt"),
+    "disconnects": ("lost", "ConnectionResetError"),
+    "refused": ("failed", "ConnectionRefusedError"),
 }
 
 
 @pytest.mark.parametrize("handler", FAILURES)
 def test_what_a_handler_raises_is_its_failure_and_not_the_hosts_end(shop: PythonHost, handler: str) -> None:
     first = ask(shop, "pid").result
+    expected, why = FAILURES[handler]
     outcome = ask(shop, handler)
-    assert outcome.outcome == "failed" and FAILURES[handler] in outcome.why and "Traceback" in outcome.stderr
+    assert outcome.outcome == expected and why in outcome.why and "Traceback" in outcome.stderr
     assert ask(shop, "pid").result == first
 
 
@@ -442,6 +464,7 @@ def test_a_probe_that_raises_cannot_tell(shop: PythonHost) -> None:
 def test_async_handlers_and_returned_awaitables_are_awaited_on_one_loop(shop: PythonHost) -> None:
     assert ask(shop, "later").result == "async"
     assert ask(shop, "returns_awaitable").result == "async"
+    assert ask(shop, "returns_task").result == ask(shop, "returns_task").result == "async"
     assert ask(shop, "loop_id").result == ask(shop, "loop_id").result
 
 
@@ -496,6 +519,30 @@ def test_a_segfault_is_lost_with_its_signal_and_last_words(shop: PythonHost) -> 
 def test_a_host_that_ends_inside_a_handler_is_lost_whatever_its_exit(shop: PythonHost) -> None:
     outcome = ask(shop, "vanishes")
     assert outcome.outcome == "lost" and "exit 0" in outcome.why
+
+
+def test_the_end_of_a_host_is_seen_though_a_fork_holds_its_pipes(shop: PythonHost, tmp_path: Path) -> None:
+    outcome = ask(shop, "vanishes_leaving_a_fork", pid_file=str(tmp_path / "pid"))
+    assert outcome.outcome == "lost" and "exit 0" in outcome.why
+    assert eventually(lambda: not running(int((tmp_path / "pid").read_text())))
+
+
+def test_a_handler_that_started_in_the_last_moment_is_lost_and_not_merely_late(
+    shop: PythonHost, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert ask(shop, "count").result == 1
+    line, calls = hosts._Process.line, []
+
+    def overslept(self: Any, end: float) -> Any:
+        calls.append(end)
+        if len(calls) == 1:
+            self.child.pump(0)  # the request goes out
+            time.sleep(0.5)  # the host says that it started; nobody looks before the time is up
+            return None
+        return line(self, end)
+
+    monkeypatch.setattr(hosts._Process, "line", overslept)
+    assert ask(shop, "hang").outcome == "lost"
 
 
 def test_a_fork_that_comes_back_from_a_handler_answers_nothing(shop: PythonHost) -> None:
@@ -903,6 +950,37 @@ def test_both_ends_agree_on_what_a_handler_may_say() -> None:
     assert {**hosts.ANSWERS} == host_program.ANSWERS and hosts.VERSION == host_program.VERSION
 
 
+class ReadTimeout(Exception): ...
+
+
+class ConnectTimeout(ReadTimeout): ...
+
+
+def test_a_hosts_errors_mean_what_a_live_sagas_errors_mean() -> None:
+    from urllib.error import HTTPError, URLError
+
+    from amends.runtime.perform import says_nothing
+
+    every = [
+        ValueError(),
+        TimeoutError(),
+        EOFError(),
+        SystemExit(404),
+        KeyboardInterrupt(),
+        OSError(),
+        FileNotFoundError(),
+        ConnectionResetError(),
+        ConnectionRefusedError(),
+        ReadTimeout(),
+        ConnectTimeout(),
+        URLError(TimeoutError()),
+        URLError(ConnectionRefusedError()),
+        *(HTTPError("u", code, "", None, None) for code in (404, 408, 500)),
+    ]
+    said = [host_program.says_nothing(error) for error in every]  # type: ignore[arg-type]
+    assert said == [says_nothing(error) for error in every] and set(said) == {True, False}
+
+
 def test_both_ends_agree_on_the_tags() -> None:
     @dataclass
     class Receipt:
@@ -914,7 +992,8 @@ def test_both_ends_agree_on_the_tags() -> None:
         lon: float
 
     every = [1, 1 << 60, 1.5, "é", None, True, b"x", Decimal("4.20"), date(2025, 1, 1), datetime(2025, 1, 1, fold=1),
-             UUID(int=7), {1, "a", (2,)}, (1, (2,)), {"$": 1, "a": [()]}, Receipt("c", Decimal(1)), Point(1, 2)]  # fmt: skip
+             UUID(int=7), {1, "a", (2,)}, (1, (2,)), {"$": 1, "a": [()]}, Receipt("c", Decimal(1)),
+             Point(1, 2)]  # fmt: skip
     for value in every:
         theirs = host_program.tag(value)
         assert msgspec.json.encode(theirs) == encode(value)

@@ -11,18 +11,19 @@ from pathlib import Path
 import pytest
 
 from amends.store import foreign, identity, note
+from amends.store.anchor import BLOCK, pack
+from amends.store.anchor import read_all as read_anchors
 from amends.store.audit import verify
 from amends.store.chain import Draft
-from amends.store.errors import Damaged, HomeRefused, LogHeld, YouErred
+from amends.store.errors import Damaged, HomeRefused, LogHeld, LogReplaced, YouErred
 from amends.store.fold import NoView
 from amends.store.home import Home
-from amends.store.identity import BLOCK, Identity, adopt, hkdf, open_log, read_anchors
+from amends.store.identity import adopt, open_log
+from amends.store.keys import Identity, hkdf, origin_of
 
 # RFC 5869 A.3: test case 3, no salt and no info
 RFC5869_SEED = bytes.fromhex("0b" * 22)
-RFC5869_OUT = bytes.fromhex(
-    "8da4e775a563c18f715f802a063c5a31b8a11f5c5ee1879ec3454e5f3c738d2d9d201395faa4b61a96c8"
-)
+RFC5869_OUT = bytes.fromhex("8da4e775a563c18f715f802a063c5a31b8a11f5c5ee1879ec3454e5f3c738d2d9d201395faa4b61a96c8")
 
 
 class Told(list[str]):
@@ -98,7 +99,7 @@ def test_the_genesis_names_the_keys_and_the_log_is_called_after_its_key(home):
         key.hex() for key in (mine.log_key, mine.witness_key, mine.export_key, mine.noise_key)
     )
     assert first.install == mine.install and first.v == 1
-    assert log.origin == mine.origin == identity.origin_of(mine.log_key)
+    assert log.origin == mine.origin == origin_of(mine.log_key)
     log.close()
 
 
@@ -137,7 +138,7 @@ def test_a_damaged_anchor_says_nothing_and_is_written_anew(home, told, bit):
 def test_an_anchor_that_this_device_did_not_sign_says_nothing(home, told):
     size = write(home)
     mine = Identity.load(home)
-    home.anchor.write_bytes(identity._pack(mine.install, mine.note(size + 100, b"\2" * 32, b"\3" * 64)))
+    home.anchor.write_bytes(pack(mine.install, mine.note(size + 100, b"\2" * 32, b"\3" * 64)))
     assert [anchor.size for anchor in read_anchors(home, mine)[0]] == [size]
     write(home, told=told)
     assert any("not signed by this device" in text for text in told)
@@ -465,6 +466,18 @@ def test_a_home_in_use_is_not_adopted(home, tmp_path):
         adopt(home, "ada", "why")
     driver.release()
     adopt(home, "ada", "why")
+
+
+@pytest.mark.promise("6.2")
+def test_a_log_that_was_open_during_an_adoption_writes_no_more(home):
+    write(home)
+    log = open_log(home, NoView(), warn=Told())
+    adopt(home, "ada", "why")
+    for _ in range(2):
+        with pytest.raises(LogReplaced):
+            log.commit(lambda view, now: [Draft("saga.opened", {"saga": "late", "fence": 1})])
+    log.close()
+    assert verify(home).exit == 0 and verify(home).size == 1
 
 
 def test_a_log_that_does_not_add_up_is_not_followed(home):

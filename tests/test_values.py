@@ -534,6 +534,19 @@ def test_what_is_no_token_is_left_alone(text: str) -> None:
     assert not values.looks_like_secret(text)
 
 
+@pytest.mark.promise("14.2")
+@pytest.mark.parametrize("piece", ["a", "eyJ-", "SG.", "a://b:", "-----BEGIN A ", "bearer ", "eyJaaaaaaaa.eyJ!"])
+def test_a_hostile_text_does_not_hold_the_doctor_up(piece: str) -> None:
+    assert not values.looks_like_secret(piece * (400_000 // len(piece)))
+
+
+@pytest.mark.promise("14.2")
+def test_looking_for_secrets_survives_any_value() -> None:
+    loop: list[Any] = [Secret("hunter2")]
+    loop.append(loop)
+    assert values.hush("hunter2", [Raising(), loop, Opaque(), Point(1.0, 2.0)]) == "•••"
+
+
 def test_a_namedtuple_of_the_old_kind_is_a_record_too() -> None:
     Pair = namedtuple("Pair", "a b")
     assert decode_bytes(encode(Pair(1, 2))) == Record("Pair", {"a": 1, "b": 2})

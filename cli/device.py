@@ -1,0 +1,73 @@
+"""How a verb holds the device: one that only looks writes nothing, creates nothing and needs no keys.
+
+A verb that acts opens the same kit that an agent has. Neither makes a home where there is none: a mistyped path would
+answer "nothing needs you". Only `init`, `run`, `recoverd` and agents make one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from ..runtime.handlers_file import load
+from ..runtime.hosts import Hosts, imported
+from ..runtime.kit import AgentKit
+from ..runtime.state import State
+from ..store.errors import YouErred
+from ..store.home import Home
+from ..store.identity import open_log
+from . import ui
+
+
+def home() -> Home:
+    """The home that this invocation is about, whether or not it exists."""
+    return Home(Home.find(ui.session().home))
+
+
+def existing() -> Home:
+    """The home, if there is a log in it. Raises YouErred (`no_home`)."""
+    found = home()
+    if not found.db.exists() and not found.seed.exists():
+        raise YouErred(
+            f"There is no log at {found.path}.",
+            next="An agent's first saga makes one, and so does `amends init`; --home names another.",
+            code="no_home",
+        )
+    return found
+
+
+class Looking(AgentKit):
+    """A kit that reads the log and never writes: no driver, no lock file, no host is started for it."""
+
+    def __init__(self, home: Home, warn: Callable[[str], None] = ui.warn) -> None:
+        self.name, self.home, self.dead = "amends", home, []
+        log = open_log(home, State(), write=False, warn=warn)
+        identity: Any = log.identity
+        self._hold(log, identity.hide, identity.fingerprint, Hosts())
+
+    def _drives(self) -> str:
+        return self._memory_driver
+
+
+@contextmanager
+def looking() -> Iterator[Looking]:
+    """The device's log, to look at."""
+    kit = Looking(existing())
+    try:
+        yield kit
+    finally:
+        kit.close()
+
+
+@contextmanager
+def acting(imports: Sequence[str] = ()) -> Iterator[AgentKit]:
+    """The device's log, to write to; handlers of `imports` (modules or files) are found first."""
+    found = existing()
+    kit = AgentKit("amends", home=found.path, warn=ui.warn)
+    try:
+        if imports:
+            kit.hosts = Hosts([imported(imports)], load(found.handlers).specs)
+        yield kit
+    finally:
+        kit.close()

@@ -1,0 +1,401 @@
+"""`verify` asks whether the log is what was written; `doctor` asks whether it could come to harm, or do none at all.
+
+A check is one function and one line in the table: it answers with findings, each `ok`, `warn` or `bad`, a sentence, and
+what to do. Doctor changes nothing but one scratch file of its own, which it removes; the database is never opened
+behind SQLite's back. `--hosts` starts every handler host; nothing else here runs code of the user's.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import stat
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import click
+import msgspec
+
+from ..runtime.due import unwinding_order
+from ..runtime.handlers_file import load
+from ..runtime.hosts import Hosts
+from ..runtime.inverse import read
+from ..runtime.openings import raw_fields
+from ..runtime.state import State
+from ..runtime.values import looks_like_secret
+from ..store.anchor import read_all
+from ..store.audit import verify as verify_log
+from ..store.errors import AmendsError
+from ..store.home import Home
+from ..store.keys import Identity
+from . import ui
+from .device import Looking, existing, home
+from .service_units import Daemon, unit
+
+SCANNED = 20_000
+"""How many of the newest records are looked through for secrets."""
+LOW_SPACE = 100 << 20
+DAY_US = 86_400_000_000
+SLOW_DISK_S = 0.05
+QUICK_DISK_S = 0.00003
+
+
+# ---- verify ---------------------------------------------------------------------------------------------------------
+
+
+@click.command(cls=ui.Verb, name="verify")
+@click.argument("path", required=False, type=click.Path(path_type=Path))
+def verify(path: Path | None) -> int:
+    """Check that the log is what was written. PATH is a home folder or a database file; the home by default."""
+    verdict = verify_log(path if path is not None else home(), view_factory=State)
+    if ui.session().as_json:
+        ui.emit(verdict.to_json())
+        return verdict.exit
+    ui.say(
+        ui.Word(verdict.verdict, "good" if not verdict.exit else "bad"),
+        f"  {verdict.size} records, level: {verdict.level}, root {verdict.root[:16]}…",
+    )
+    for finding in verdict.findings:
+        where = f"record {finding.seq}: " if finding.seq >= 0 else ""
+        ui.say(ui.Word(f"{finding.code} ", "bad"), where, finding.reason)
+    for text in verdict.not_proved:
+        ui.say(ui.Word("not proved: ", "dim"), text)
+    if verdict.exit:
+        ui.say("Next: keep the file as it is, and compare it with a copy or a peer that you trust.", err=True)
+    return verdict.exit
+
+
+# ---- doctor ---------------------------------------------------------------------------------------------------------
+
+
+class Said(NamedTuple):
+    """One finding: level `ok`, `warn` (worth knowing) or `bad` (needs you), a sentence, what to do about it."""
+
+    level: str
+    text: str
+    next: str = ""
+
+
+class Patient:
+    """What the checks look at. kit is None where the log cannot be read; `trouble` says why."""
+
+    def __init__(self, home: Home) -> None:
+        self.home = home
+        self.kit: Looking | None = None
+        self.trouble: AmendsError | None = None
+        self.warned: list[str] = []
+        try:
+            self.kit = Looking(home, self.warned.append)
+        except AmendsError as error:
+            self.trouble = error
+
+
+@click.command(cls=ui.Verb, name="doctor")
+@click.option("--hosts", "with_hosts", is_flag=True, help="Start every handler host; say what it lacks.")
+@click.option("--paths", is_flag=True, help="Print where every file of amends is, and nothing else.")
+def doctor(with_hosts: bool, paths: bool) -> int:
+    """Look for what could go wrong on this device. Exit 1 if something needs you."""
+    if paths:
+        return _paths(home())
+    patient = Patient(existing())
+    checks = dict(CHECKS) | ({"hosts": _hosts} if with_hosts else {})
+    try:
+        found = [(name, said) for name, check in checks.items() for said in check(patient)]
+    finally:
+        if patient.kit is not None:
+            patient.kit.close()
+    bad = any(said.level == "bad" for _, said in found)
+    if ui.session().as_json:
+        listed = [{"check": name, "level": s.level, "text": s.text, "next": s.next} for name, s in found]
+        ui.emit({"ok": not bad, "checks": listed})
+        return int(bad)
+    for name, said in found:
+        ui.say(ui.word(said.level), " " * (6 - len(said.level)), ui.Word(f"{name:<9}", "dim"), said.text)
+        if said.next:
+            ui.say(" " * 15, said.next)
+    return int(bad)
+
+
+def _paths(home: Home) -> int:
+    """Where every file is, there or not, so that whoever removes amends finds them all."""
+    where = home.paths()
+    if home.install.exists():
+        where["anchor outside"] = home.anchors / home.load_install().install
+    where["program"] = Path(sys.executable if getattr(sys, "frozen", False) else __file__).resolve()
+    service = _service(home)
+    if service is not None:
+        where["service"] = service
+    if ui.session().as_json:
+        ui.emit({name: {"path": str(path), "exists": path.exists()} for name, path in where.items()})
+        return 0
+    for name, path in where.items():
+        ui.say(f"{name:<15} ", str(path), "" if path.exists() else ui.Word("  (not there)", "dim"))
+    return 0
+
+
+def _service(home: Home) -> Path | None:
+    """The file that `service install` writes for this platform's supervisor."""
+    try:
+        return unit(Daemon(Path(sys.executable), home.path)).path
+    except AmendsError:
+        return None
+
+
+# ---- the checks -----------------------------------------------------------------------------------------------------
+
+
+def _place(patient: Patient) -> Iterator[Said]:
+    home = patient.home
+    mode = stat.S_IMODE(home.path.stat().st_mode)
+    if os.name != "nt" and mode & 0o077:
+        yield Said("bad", f"{home.path} is open to other users (mode {mode:o}).", f"chmod 700 {home.path}")
+    else:
+        yield Said("ok", f"{home.path}, mode {mode:o}")
+    type = home.mount().type
+    try:
+        home.check_place()
+    except AmendsError as error:
+        yield Said("bad", error.message, error.next)
+        return
+    said = [text for text in home.warnings]
+    home.warnings.clear()
+    yield Said("warn" if said else "ok", "; ".join(said) or f"file system {type or 'unknown'}")
+    if sys.platform != "linux":
+        yield Said("warn", f"amends has only been tested on Linux, and this is {sys.platform}.")
+
+
+def _disk(patient: Patient) -> Iterator[Said]:
+    """How long the disk takes to say that something is on it. One that is quicker than any disk does not wait."""
+    fd, name = tempfile.mkstemp(prefix=".doctor-", dir=patient.home.path)
+    try:
+        took = sorted(_sync_time(fd) for _ in range(9))[4]
+    finally:
+        os.close(fd)
+        os.unlink(name)
+    text = f"a flush takes {took * 1000:.2f} ms (fdatasync, median of 9)"
+    if patient.home.volatile:
+        yield Said("warn", f"{text}; the home is in memory, so nothing survives a reboot.")
+    elif took < QUICK_DISK_S:
+        yield Said("warn", f"{text}: no disk is so quick. It may lose what it has acknowledged at a power cut.")
+    elif took > SLOW_DISK_S:
+        yield Said("warn", f"{text}; each durable step waits for two of them.", 'barriers="merged" saves one of them.')
+    else:
+        yield Said("ok", text)
+    free = shutil.disk_usage(patient.home.path).free
+    if free < LOW_SPACE:
+        yield Said("bad", f"{free >> 20} MB are free.", "Make room: without it no new effect may start.")
+    else:
+        yield Said("ok", f"{free >> 20} MB free")
+    if not patient.home.reserve.exists():
+        yield Said("warn", "The reserve for unwinding on a full disk is not there; it is made when somebody writes.")
+
+
+def _sync_time(fd: int) -> float:
+    os.pwrite(fd, os.urandom(4096), 0)
+    began = time.perf_counter()
+    getattr(os, "fdatasync", os.fsync)(fd)
+    return time.perf_counter() - began
+
+
+def _clock(patient: Patient) -> Iterator[Said]:
+    if patient.kit is None:
+        return
+    now, records = patient.kit.log.clock.wall_us(), patient.kit.log.size
+    newest = patient.kit.log.record(records - 1).entry.at if records else 0
+    if now < 1_600_000_000_000_000:
+        yield Said("warn", "The clock says a time before 2020: times in the log are what it says.", "Set the clock.")
+    elif newest > now + 2_000_000:
+        ahead = f"The newest record is {(newest - now) // 1_000_000} s ahead of the clock, which was set back."
+        yield Said("warn", ahead, "Check the clock.")
+    else:
+        yield Said("ok", "the clock goes on from the newest record")
+
+
+def _keys(patient: Patient) -> Iterator[Said]:
+    home = patient.home
+    try:
+        identity = Identity.load(home, patient.warned.append)
+    except AmendsError as error:
+        yield Said("bad", error.message, error.next)
+        return
+    yield Said("ok", f"keys of {identity.origin}, install {identity.install}")
+    anchors, troubles = read_all(home, identity)
+    for text in troubles:
+        yield Said("warn", text)
+    there = {anchor.path for anchor in anchors}
+    for path in (home.anchor, home.anchors / identity.install):
+        if path not in there:
+            text = f"There is no anchor at {path}: restoring an older copy may go unnoticed."
+            yield Said("warn", text, "It is written at the next commit.")
+    if there:
+        yield Said("ok", f"anchored at {max(anchor.size for anchor in anchors)} records, in {len(there)} places")
+
+
+def _log(patient: Patient) -> Iterator[Said]:
+    if patient.trouble is not None:
+        yield Said("bad", patient.trouble.message, patient.trouble.next)
+    for text in dict.fromkeys(patient.warned):
+        yield Said("bad", text)
+    if patient.kit is not None:
+        import apsw
+
+        yield Said("ok", f"{patient.kit.log.size} records, SQLite {apsw.sqlite_lib_version()}")
+
+
+def _sagas(patient: Patient) -> Iterator[Said]:
+    """What nobody drives, what needs a person, and every pending compensation that no host can run."""
+    kit = patient.kit
+    if kit is None:
+        return
+    status = kit.status()
+    if status["dead"]:
+        yield Said("bad", f"{len(status['dead'])} sagas of dead agents wait to be undone.", "amends recoverd --once")
+    if status["waiting"]:
+        yield Said("bad", f"{status['waiting']} things need a person.", "amends inbox")
+    if not status["dead"] and not status["waiting"]:
+        yield Said("ok", f"{status['open']} sagas open, none of them dead, nothing needs a person")
+
+
+def _handlers(patient: Patient) -> Iterator[Said]:
+    kit = patient.kit
+    if kit is None:
+        return
+    try:
+        hosts = Hosts(configured=load(patient.home.handlers).specs)
+    except AmendsError as error:
+        yield Said("bad", error.message, error.next)
+        return
+    pending, homeless = 0, False
+    try:
+        for saga, step in unwinding_order(list(kit.engine.state.sagas.values())):
+            recorded = read(kit.log.record(step.inverse_seq).blob) if step.inverse_seq else None
+            if recorded is None or step.inv == "human":
+                continue
+            pending += 1
+            where = f"step {step.number} {step.tool} of {saga.id[:8]}"
+            if not recorded.handler:
+                homeless = True
+                why = recorded.unreachable or "it lives only in the process that made it"
+                text = f"{where}: its compensation cannot be recovered: {why}."
+                yield Said("warn", text, "Name a handler: @compensator(NAME).")
+            elif why := _unreached(hosts, recorded.handler, recorded.host):
+                homeless = True
+                text = f"{where}: no host for {recorded.handler}: {why}"
+                yield Said("bad", text, f"Name one in {patient.home.handlers}.")
+    finally:
+        hosts.close()
+    if not homeless:
+        yield Said("ok", f"{pending} pending compensations, each with a host")
+
+
+def _unreached(hosts: Hosts, handler: str, recorded: Any) -> str:
+    """Why no host has the handler, without starting one: what is configured by name, else the recorded file."""
+    if handler in hosts.programs or hosts.pythons:
+        return "" if handler in hosts.programs else _unknown_in(hosts, handler, recorded)
+    if not recorded:
+        return "none was recorded and handlers.toml names none"
+    paths = [str(recorded.get(name)) for name in ("interpreter", "file")]
+    missing = [path for path in paths if not os.path.exists(path)]
+    return f"{', '.join(missing)} is not there any more" if missing else ""
+
+
+def _unknown_in(hosts: Hosts, handler: str, recorded: Any) -> str:
+    found, known = hosts.find(handler, recorded)
+    return "" if found is not None else known.why
+
+
+def _daemon(patient: Patient) -> Iterator[Said]:
+    path = _service(patient.home)
+    if path is not None and path.exists():
+        yield Said("ok", f"the recovery daemon is installed ({path})")
+    else:
+        yield Said("warn", "No service is installed: what a dead agent left waits until somebody recovers it.",
+                   "amends service install, or run agents under `amends run -- CMD`.")  # fmt: skip
+
+
+def _secrets(patient: Patient) -> Iterator[Said]:
+    """Values in the newest records that look like a token; where, never what."""
+    kit = patient.kit
+    if kit is None:
+        return
+    seen: dict[str, int] = {}
+    for record in kit.log.records(max(0, kit.log.size - SCANNED)):
+        for name, raw in raw_fields(record.blob).items() if record.blob else ():
+            for path in _suspicious(name, msgspec.json.decode(raw)):
+                seen.setdefault(f"{record.entry.tool or record.entry.kind}: {path}", record.entry.seq)
+    for place, seq in list(seen.items())[:10]:
+        yield Said("bad", f"{place} (record {seq}) holds what looks like a secret, in plain text.",
+                   'Mark it: Secret[str], or @tool(secret=("NAME",)); then change the secret.')  # fmt: skip
+    if not seen:
+        yield Said("ok", f"nothing in the newest {min(SCANNED, kit.log.size)} records looks like a secret")
+
+
+def _suspicious(path: str, value: Any) -> Iterator[str]:
+    inner: Iterable[tuple[Any, Any]] = ()
+    if isinstance(value, str):
+        if looks_like_secret(value):
+            yield path
+    elif isinstance(value, dict):
+        inner = value.items()
+    elif isinstance(value, list):
+        inner = enumerate(value)
+    for key, item in inner:
+        yield from _suspicious(f"{path}.{key}", item)
+
+
+def _growth(patient: Patient) -> Iterator[Said]:
+    kit = patient.kit
+    if kit is None or not kit.log.size:
+        return
+    size = sum(path.stat().st_size for path in patient.home.path.glob("amends.db*"))
+    first, last = kit.log.record(0).entry.at, kit.log.record(kit.log.size - 1).entry.at
+    days = max(1.0, (last - first) / DAY_US)
+    yield Said("ok", f"{size / (1 << 20):.1f} MB after {days:.0f} days, {size / days / (1 << 20):.2f} MB a day")
+
+
+CHECKS: dict[str, Callable[[Patient], Iterator[Said]]] = {
+    "home": _place,
+    "disk": _disk,
+    "clock": _clock,
+    "keys": _keys,
+    "log": _log,
+    "sagas": _sagas,
+    "handlers": _handlers,
+    "service": _daemon,
+    "secrets": _secrets,
+    "growth": _growth,
+}
+
+
+def _hosts(patient: Patient) -> Iterator[Said]:
+    """Start every host of handlers.toml, and those that pending compensations recorded."""
+    try:
+        hosts = Hosts(configured=load(patient.home.handlers).specs)
+    except AmendsError:
+        return  # `handlers` has said it
+    try:
+        found = hosts.check()
+        for checked in found:
+            known = ", ".join(checked.handlers) or "no handlers"
+            yield Said("bad" if checked.why else "ok", f"{checked.name}: {checked.why or known}")
+        if patient.kit is not None:
+            yield from _recorded_hosts(patient.kit, hosts)
+        if not found:
+            yield Said("ok", f"{patient.home.handlers} names no host")
+    finally:
+        hosts.close()
+
+
+def _recorded_hosts(kit: Looking, hosts: Hosts) -> Iterator[Said]:
+    asked = set()
+    for _, step in unwinding_order(list(kit.engine.state.sagas.values())):
+        recorded = read(kit.log.record(step.inverse_seq).blob) if step.inverse_seq else None
+        if recorded is None or not recorded.handler or (recorded.handler, str(recorded.host)) in asked:
+            continue
+        asked.add((recorded.handler, str(recorded.host)))
+        host, known = hosts.find(recorded.handler, recorded.host)
+        yield Said("ok" if host else "bad", f"{recorded.handler}: {known.why or 'found'}")

@@ -1,0 +1,390 @@
+"""Verbs about sagas: what became of them, their story, what needs a person, and the decisions of one.
+
+A saga is named by the id it was given, by its header id, or by a beginning of either of at least four characters. What
+needs a person goes by its id in the inbox, or by its saga where that has only one thing to decide.
+"""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import click
+
+from ..runtime.followup import resolve
+from ..runtime.inbox import Item, commands, item_id, items, queue
+from ..runtime.kit import AgentKit
+from ..runtime.openings import raw_fields, when
+from ..runtime.report import RollbackReport
+from ..store.errors import AmendsError, NotFound, Refused
+from ..store.log import Record
+from . import telling, ui
+from .device import acting, looking
+from .story import StepStory, Stories, Story, text_of
+
+NOTHING, SOMETHING = 0, 1
+"""Exit codes: nothing needs you, something does."""
+RECENT = 20_000
+"""How many of the newest records are looked through for a decision that was made already."""
+
+
+def _sagas(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[str]:
+    """Completion of a saga's id; nothing where there is no log to ask."""
+    try:
+        with looking() as kit:
+            stories = itertools.islice(Stories(kit), 100)
+            return [story.id for story in stories if story.id.startswith(incomplete)]
+    except AmendsError:
+        return []
+
+
+saga_argument = click.argument("saga", shell_complete=_sagas)
+by_option = click.option("--by", metavar="NAME", required=True, help="Who decides.")
+imports_option = click.option(
+    "--import", "imports", multiple=True, metavar="MODULE|FILE",
+    help="Where handlers are, for this invocation. May be given again.",
+)  # fmt: skip
+
+
+# ---- looking --------------------------------------------------------------------------------------------------------
+
+
+@click.command(cls=ui.Verb, name="ps")
+@click.option("--all", "every", is_flag=True, help="Also those inside others, and those that followed others.")
+@click.option("--limit", default=1000, show_default=True, metavar="N", help="At most so many, newest first; 0 for all.")
+def ps(every: bool, limit: int) -> None:
+    """List sagas, newest first, and what became of them."""
+    with looking() as kit:
+        kit.log.refresh()
+        stories: Iterator[Story] = Stories(kit).everything() if every else iter(Stories(kit))
+        rows = [story.row() for story in itertools.islice(stories, limit or None)]
+        if ui.session().as_json:
+            return ui.emit(rows)
+        if not rows:
+            return ui.say("No saga has run on this device.")
+        ui.table(
+            ("SAGA", "OUTCOME", "STEPS", "STANDING", "STARTED", "NAME"),
+            [
+                (row["saga"], ui.word(row["outcome"]), row["steps"],
+                 ui.Word(str(row["standing"]), "bad" if row["standing"] else ""), _seconds(row["started_at"]),
+                 row["name"] if row["name"] != row["saga"] else "")
+                for row in rows
+            ],
+        )  # fmt: skip
+        if any(row["outcome"] in ("interrupted", "unwinding") for row in rows):
+            ui.say("`amends recoverd --once` undoes what dead agents left.", err=True)
+        elif any(row["outcome"] in ("escalated", "waiting") for row in rows):
+            ui.say("`amends inbox` says what needs a person.", err=True)
+
+
+def _seconds(time: str) -> str:
+    """RFC 3339 without its fraction, easier on the eye."""
+    return f"{time[:19].replace('T', ' ')}Z"
+
+
+@click.command(cls=ui.Verb, name="show")
+@saga_argument
+@click.option("--why", is_flag=True, help="For each step what decided: semantics, person, handler, host.")
+def show(saga: str, why: bool) -> None:
+    """Tell one saga's story: what was done, what was unknown, what was undone and by whom, and what stands."""
+    with looking() as kit:
+        story = Stories(kit).of(resolve(kit, saga))
+        if ui.session().as_json:
+            document = story.document()
+            if why:
+                for step, told in zip(document["steps"], story.steps, strict=True):
+                    step["reasons"] = telling.reasons(told)
+            return ui.emit(document)
+        _headline(story)
+        if why:
+            for one in story.steps:
+                ui.say(f"step {one.step.number}  ", ui.Word(one.step.tool, "bold"), "  ", ui.word(one.state))
+                for reason in telling.reasons(one):
+                    ui.say("    ", reason)
+            return None
+        _steps(story)
+        ui.say()
+        for at, place, sentence in telling.events(story):
+            ui.say(ui.Word(at[11:23], "dim"), "  ", f"{place}: " if place else "", sentence)
+        _stands(kit, story)
+    return None
+
+
+def _headline(story: Story) -> None:
+    label = f" ({story.root.label})" if story.root.label else ""
+    clean = ", clean" if story.clean else ""
+    ui.say(ui.Word(story.id, "bold"), label, "  ", ui.word(story.outcome), clean)
+    ended = f", ended {_seconds(story.ended_at)}" if story.ended_at else ""
+    began = _seconds(when(story.saga.opened_at))
+    ui.say(ui.Word(f"began {began}{ended}  ({story.saga.id} on {story.kit.log.origin})", "dim"))
+    if cause := story.cause():
+        ui.say("undone because: ", cause)
+
+
+def _steps(story: Story) -> None:
+    rows = []
+    for one in story.steps:
+        rows.append((_number(story, one), one.step.tool, ui.word(one.state), one.step.sem, _compensation(one)))
+    if rows:
+        ui.table(("STEP", "TOOL", "STATE", "SEMANTICS", "COMPENSATION"), rows)
+
+
+def _compensation(one: StepStory) -> str:
+    if one.now.inv in ("", "none"):
+        return "none"
+    who = "a person" if one.now.inv == "human" else one.now.handler or "its own process"
+    tries = f", {one.undo_attempts} attempts" if one.undo_attempts > 1 else ""
+    return f"{who} ({one.undo_state}{tries})"
+
+
+def _number(story: Story, one: StepStory) -> str:
+    inside = "" if one.thread is story.root else f"{one.thread.label or one.thread.name or one.thread.saga.id}/"
+    return f"{inside}{one.step.number}"
+
+
+def _stands(kit: AgentKit, story: Story) -> None:
+    if not story.standing and story.outcome not in ("waiting", "escalated"):
+        if story.outcome in ("compensated", "refused"):
+            ui.say("Nothing stands.")
+        return
+    for one in story.standing:
+        ui.say(ui.Word("stands: ", "bad"), f"step {_number(story, one)} {one.step.tool}, {one.state}")
+    for item in _items_of(kit, story):
+        ui.say(ui.Word("needs you: ", "ask"), item.reason, " ", " or ".join(f"`{c}`" for c in commands(item)))
+    if story.outcome == "interrupted":
+        ui.say("next: `amends recoverd --once` undoes it.")
+
+
+def _items_of(kit: AgentKit, story: Story) -> list[Item]:
+    family = {thread.saga.id for thread in (story.root, *story.inner, *story.later)}
+    return [item for item in queue(kit) if item.saga.id in family]
+
+
+# ---- the records ----------------------------------------------------------------------------------------------------
+
+
+@click.command(cls=ui.Verb, name="log")
+@click.argument("saga", required=False, shell_complete=_sagas)
+@click.option("--follow", "-f", is_flag=True, help="Go on with what is appended, until interrupted.")
+@click.option("--since", default=0, metavar="SEQ", help="Begin at this record.")
+def log(saga: str | None, follow: bool, since: int) -> None:
+    """Print the records, oldest first; with --json one object a line, each with its openings."""
+    with looking() as kit:
+        only = {thread.saga.id for thread in _family(kit, saga)} if saga else None
+        size = since
+        while True:
+            for record in kit.log.records(size):
+                size = record.entry.seq + 1
+                if only is not None and record.entry.of in only and record.entry.kind == "saga.opened":
+                    only.add(record.entry.saga)
+                if only is None or record.entry.saga in only:
+                    _print(record)
+            if not follow:
+                return
+            while not kit.log.wait(size, 1.0):
+                continue
+
+
+def _family(kit: AgentKit, saga: str) -> list[Any]:
+    story = Stories(kit).of(resolve(kit, saga))
+    return [story.root, *story.inner, *story.later]
+
+
+def _print(record: Record) -> None:
+    import msgspec
+
+    if ui.session().as_json:
+        openings = [msgspec.json.decode(line)[1] for line in (record.blob or b"").splitlines()]
+        return ui.emit({**msgspec.json.decode(record.line), "openings": openings}, line=True)
+    entry = record.entry
+    parts = [entry.tool, entry.handler, entry.out, entry.why]
+    ui.say(
+        ui.Word(f"{entry.seq:>6}  {when(entry.at)}  ", "dim"), f"{entry.kind:<15} ",
+        f"{entry.saga[:8]:<8} ", f"{entry.step or '':>3} ", " ".join(filter(None, parts)),
+    )  # fmt: skip
+    return None
+
+
+# ---- what needs a person --------------------------------------------------------------------------------------------
+
+
+@click.command(cls=ui.Verb, name="inbox")
+@click.option("--wait", is_flag=True, help="Wait until something needs a person.")
+@click.option("--timeout", type=float, metavar="SECONDS", help="With --wait: at most so long.")
+def inbox(wait: bool, timeout: float | None) -> int:
+    """List everything that needs a person, oldest first, with the commands that settle it. Exit 1 if there is any."""
+    with looking() as kit:
+        found = items(kit)
+        end = None if timeout is None else time.monotonic() + timeout
+        while wait and not found and (end is None or time.monotonic() < end):
+            kit.log.wait(kit.log.size, 1.0 if end is None else max(0.0, min(1.0, end - time.monotonic())))
+            found = items(kit)
+        if ui.session().as_json:
+            ui.emit(found)
+            return SOMETHING if found else NOTHING
+        if not found:
+            ui.say("Nothing needs you.")
+        for item in found:
+            step = f" step {item['step']} {item['tool']}" if item["step"] else ""
+            ui.say(ui.Word(item["id"], "bold"), f"  {item['saga']}{step}, since {_seconds(item['since'])}")
+            ui.say(f"    {item['reason']}")
+            for command in item["commands"]:
+                ui.say(f"    {command}")
+    return SOMETHING if found else NOTHING
+
+
+def _item(kit: AgentKit, name: str, kinds: str) -> str:
+    """The id of an item in the inbox, named by itself or by its saga. kinds: `approval`, or `escalation` for the rest
+    that can be settled. Raises NotFound."""
+    fits = [item for item in queue(kit) if (item.kind == "approval") == (kinds == "approval") and item.kind != "resume"]
+    if any(item.id == name or (len(name) >= 4 and item.id.startswith(name)) for item in queue(kit)):
+        return name
+    if kinds == "approval":
+        _refuse_if_decided(kit, name)
+    try:
+        story = Stories(kit).of(resolve(kit, name))
+    except NotFound:
+        raise NotFound(f"There is no item and no saga {name!r}.", next="`amends inbox` lists what needs you.") from None
+    family = {thread.saga.id for thread in (story.root, *story.inner, *story.later)}
+    found = [item for item in fits if item.saga.id in family]
+    if len(found) == 1 or (found and kinds == "retry"):
+        return found[0].id
+    if not found:
+        raise NotFound(f"Nothing of saga {name!r} can be settled so.", next=f"`amends show {name}` says how it stands.")
+    listed = ", ".join(f"{item.id} ({item.step.tool if item.step else 'saga'})" for item in found)
+    raise NotFound(f"{len(found)} items of saga {name!r} wait: {listed}.", next="Name one of them.", code="ambiguous")
+
+
+def _refuse_if_decided(kit: AgentKit, name: str) -> None:
+    """Whoever comes second is told who was first, and not that there never was such a question."""
+    answers: dict[int, Record] = {}
+    for record in kit.log.records(max(0, kit.log.size - RECENT)):
+        if record.entry.kind == "step.answered":
+            answers[record.entry.ref] = record
+    for asked, record in answers.items():
+        if len(name) >= 4 and item_id("approval", kit.log.record(asked).line).startswith(name):
+            by = text_of(raw_fields(record.blob).get("by"))
+            raise Refused(f"{by} {record.entry.out} it already, at {when(record.entry.at)}.",
+                          next=f"`amends show {record.entry.saga}` tells the rest.", code="decided")  # fmt: skip
+
+
+@click.command(cls=ui.Verb, name="approve")
+@click.argument("item")
+@by_option
+@click.option("--note", default="", metavar="TEXT", help="A word beside the decision.")
+def approve(item: str, by: str, note: str) -> None:
+    """Let an irreversible step happen. ITEM is its id in the inbox, or its saga."""
+    _decide(item, by, note, AgentKit.approve, "approved")
+
+
+@click.command(cls=ui.Verb, name="deny")
+@click.argument("item")
+@by_option
+@click.option("--note", default="", metavar="TEXT", help="A word beside the decision.")
+def deny(item: str, by: str, note: str) -> None:
+    """Keep an irreversible step from happening. ITEM is its id in the inbox, or its saga."""
+    _decide(item, by, note, AgentKit.deny, "denied")
+
+
+def _decide(item: str, by: str, note: str, decide: Any, said: str) -> None:
+    with acting() as kit:
+        found = _item(kit, item, "approval")
+        decide(kit, found, by=by, note=note)
+        if ui.session().as_json:
+            return ui.emit({"item": found, "decision": said, "by": by})
+        ui.say(f"{by} {said} {found}.")
+    return None
+
+
+@click.command(cls=ui.Verb, name="accept")
+@click.argument("item")
+@by_option
+@click.option("--reason", required=True, metavar="TEXT", help="Why it may stand.")
+@imports_option
+def accept(item: str, by: str, reason: str, imports: tuple[str, ...]) -> None:
+    """Account for what stands, in a person's name, and go on with what waited behind it. ITEM is its id in the inbox,
+    or its saga."""
+    with acting(imports) as kit:
+        found = _item(kit, item, "escalation")
+        kit.accept(found, by=by, reason=reason)
+        left = items(kit)
+        if ui.session().as_json:
+            return ui.emit({"item": found, "decision": "accepted", "by": by, "left": len(left)})
+        ui.say(f"{by} accepted {found}. ", f"{len(left)} more in the inbox." if left else "Nothing else needs you.")
+    return None
+
+
+@click.command(cls=ui.Verb, name="retry")
+@click.argument("item")
+@click.option("--by", default="", metavar="NAME", help="Who asks for it.")
+@imports_option
+def retry(item: str, by: str, imports: tuple[str, ...]) -> int:
+    """Try an escalated saga again from where it stopped. ITEM is its id in the inbox, or its saga. Exit 1 if it still
+    needs a person."""
+    with acting(imports) as kit:
+        report = kit.retry(_item(kit, item, "retry"), by=by)
+        return _reported(kit, report, dry_run=False)
+
+
+# ---- undoing --------------------------------------------------------------------------------------------------------
+
+
+@click.command(cls=ui.Verb, name="undo")
+@saga_argument
+@click.option("--step", type=int, metavar="N", help="Only this step.")
+@click.option("--dry-run", is_flag=True, help="Tell what would run and what would stand; change nothing.")
+@click.option("--by", default="", metavar="NAME", help="Who decides.")
+@click.option("--reason", default="", metavar="TEXT", help="Why.")
+@imports_option
+def undo(saga: str, step: int | None, dry_run: bool, by: str, reason: str, imports: tuple[str, ...]) -> int:
+    """Undo a committed saga, youngest step first. Exit 1 if something of it stands afterwards."""
+    if dry_run:
+        with looking() as kit:
+            report = kit.undo(saga, by=by or "dry run", reason=reason or "dry run", step=step, dry_run=True)
+            return _reported(kit, report, dry_run=True)
+    with acting(imports) as kit:
+        report = kit.undo(saga, by=by, reason=reason, step=step)
+        return _reported(kit, report, dry_run=False)
+
+
+def _reported(kit: AgentKit, report: RollbackReport, *, dry_run: bool) -> int:
+    """Say what a rollback did, or would do."""
+    family = [saga for saga in report.sagas]
+    undone = sorted(
+        ((saga, step) for saga in family for step in saga.steps.values() if step.state == "compensated"),
+        key=lambda pair: pair[1].undone_seq,
+    )
+    standing = report.unresolved
+    if ui.session().as_json:
+        ui.emit({
+            "saga": _named(kit, report),
+            "dry_run": dry_run,
+            "clean": report.clean,
+            "undone": [{"step": step.number, "tool": step.tool, "handler": step.handler} for _, step in undone],
+            "standing": [
+                {"step": view.step, "tool": view.tool, "state": view.state, "reason": view.why or None}
+                for view in standing
+            ],
+        })  # fmt: skip
+        return NOTHING if report.clean else SOMETHING
+    would = "would be undone by" if dry_run else "was undone by"
+    for _, step in undone:
+        ui.say(f"step {step.number} {step.tool} {would} {step.handler or 'its own process'}")
+    for view in standing:
+        ui.say(ui.Word("stands: ", "bad"), f"step {view.step} {view.tool}, {view.state}")
+    if dry_run:
+        ui.say("Nothing was changed.")
+    else:
+        ui.say(report.summary(), "" if report.clean else " `amends inbox` says what needs you.")
+    return NOTHING if report.clean else SOMETHING
+
+
+def _named(kit: AgentKit, report: RollbackReport) -> str:
+    """The id the user gave to the saga that a report is about, or that it undoes."""
+    first = report.sagas[0]
+    header = first.of or first.id
+    records = kit.log.thread(header)
+    name = text_of(raw_fields(records[0].blob).get("name")) if records else ""
+    return name or header

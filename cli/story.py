@@ -1,0 +1,423 @@
+"""A saga with all that belongs to it: the sagas inside it, and what happened after its end, in one outcome.
+
+What is undone or lands after the end of a saga is a follow-up saga of its own in the log. People ask about the first
+one, so its steps are looked up where they went: a carried step refers to the intent it came from. A restart under the
+same name is the newer saga's story; the older ones are told with it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import cached_property
+from typing import Any, NamedTuple
+
+import msgspec
+
+from ..runtime.inverse import Recorded, read
+from ..runtime.kit import AgentKit
+from ..runtime.openings import raw_fields, when
+from ..runtime.report import outcome, step_view
+from ..runtime.saga import ENDED, JOINED, RUNNING, Saga, replay
+from ..runtime.step import (
+    ACCEPTED,
+    COMPENSATED,
+    DONE,
+    FAILED,
+    INTENDED,
+    REFUSED,
+    STUCK,
+    UNDO_LOST,
+    UNDOING,
+    UNKNOWN,
+    WAITING,
+    Step,
+)
+from ..runtime.values import decode, is_manifest
+from ..store.log import Record
+
+FINAL = ("committed", "compensated", "refused")
+MAY_STAND = (INTENDED, DONE, UNKNOWN, UNDOING, UNDO_LOST, STUCK)
+GONE = (COMPENSATED, FAILED, REFUSED, ACCEPTED)
+PAGE = 500
+
+
+class Thread(NamedTuple):
+    """One saga of the log: as folded, with its records and the texts of its opening."""
+
+    saga: Saga
+    records: list[Record]
+    name: str
+    label: str
+
+    @property
+    def carried(self) -> dict[tuple[str, int], Step]:
+        """Steps taken over from another saga, by that saga and the record of the intent there."""
+        return {
+            (record.entry.of, record.entry.ref): self.saga.steps[record.entry.step]
+            for record in self.records
+            if record.entry.kind == "step.carried"
+        }
+
+
+def thread_of(kit: AgentKit, header: str) -> Thread | None:
+    """A saga by header id, with its records; None if the device never had it."""
+    records = kit.log.thread(header)
+    saga = kit.engine.state.sagas.get(header) or replay(record.entry for record in records)
+    if saga is None or not records:
+        return None
+    fields = raw_fields(records[0].blob)
+    return Thread(saga, records, text_of(fields.get("name")), text_of(fields.get("label")))
+
+
+def text_of(raw: bytes | None) -> str:
+    """The text in an opening's field; empty if it is not there."""
+    return str(value_of(raw)) if raw else ""
+
+
+def value_of(raw: bytes) -> Any:
+    """The value in an opening's field, as Python has it; a large one as the words that say so."""
+    found = msgspec.json.decode(raw)
+    return f"(a value of {found.get('size')} bytes)" if is_manifest(found) else decode(found)
+
+
+class StepStory(NamedTuple):
+    """A step of a story. thread, step: where it was performed; now_in, now: where it stands (perhaps a follow-up)."""
+
+    thread: Thread
+    step: Step
+    now_in: Thread
+    now: Step
+
+    @property
+    def state(self) -> str:
+        """A word of PROMISES 12.1."""
+        return step_view(self.now_in.saga, self.now).state
+
+    @property
+    def why(self) -> str:
+        """The reason code of its escalation; empty if it needs nobody."""
+        return self.now_in.saga.escalated.get(self.now.number, "")
+
+    @property
+    def undo_attempts(self) -> int:
+        return self.step.undo_attempts + (self.now.undo_attempts if self.now is not self.step else 0)
+
+    @property
+    def undo_state(self) -> str:
+        """What became of its compensation."""
+        if self.now.state == COMPENSATED:
+            return "already_done" if self.now.note == "already" else "done"
+        if self.now.state == DONE and self.now_in.saga.out in ("committed", "continued"):
+            return "available"
+        return _UNDO_STATE.get(self.now.state, "pending")
+
+    def field(self, name: str, *kinds: str) -> bytes | None:
+        """The newest value of an opening's field among the records of this step, of these kinds or of any."""
+        for thread, step in ((self.now_in, self.now), (self.thread, self.step)):
+            for record in reversed(thread.records):
+                if record.entry.step == step.number and (not kinds or record.entry.kind in kinds):
+                    fields = raw_fields(record.blob)
+                    if name in fields:
+                        return fields[name]
+        return None
+
+    def compensation(self) -> Recorded | None:
+        """What undoes it, as recorded."""
+        for thread, step in ((self.now_in, self.now), (self.thread, self.step)):
+            for record in thread.records:
+                if step.inverse_seq and record.entry.seq == step.inverse_seq:
+                    return read(record.blob)
+        return None
+
+
+_UNDO_STATE = {
+    UNDOING: "running", UNDO_LOST: "lost", STUCK: "failed", ACCEPTED: "accepted", FAILED: "not_needed",
+    REFUSED: "not_needed",
+}  # fmt: skip
+
+OUTCOMES = ("step.done", "step.failed", "step.lost", "step.landed")
+
+
+class Story:
+    """One saga, those inside it (`inner`), what followed its end (`later`), and what it restarted (`earlier`)."""
+
+    def __init__(
+        self, kit: AgentKit, root: Thread, inner: list[Thread], later: list[Thread], earlier: list[Thread]
+    ) -> None:
+        self.kit, self.root, self.inner, self.later, self.earlier = kit, root, inner, later, earlier
+
+    @property
+    def saga(self) -> Saga:
+        return self.root.saga
+
+    @property
+    def id(self) -> str:
+        """The id the user gave; the header id where there is none."""
+        return self.root.name or self.saga.id
+
+    @property
+    def name(self) -> str:
+        return self.root.label or self.id
+
+    @cached_property
+    def steps(self) -> list[StepStory]:
+        """Every step of the saga and of those inside it, in order of intent."""
+        moved: dict[tuple[str, int], tuple[Thread, Step]] = {}
+        for thread in self.later:
+            for origin, step in thread.carried.items():
+                moved[origin] = (thread, step)
+        told = []
+        for thread in (self.root, *self.inner):
+            for step in thread.saga.steps.values():
+                now_in, now = thread, step
+                while (then := moved.get((now_in.saga.id, now.seq))) is not None:
+                    now_in, now = then
+                told.append(StepStory(thread, step, now_in, now))
+        return sorted(told, key=lambda one: one.step.seq or one.step.asked_seq)
+
+    @property
+    def followups(self) -> list[Thread]:
+        """What followed its end on its own behalf: not a saga that goes on where this one stopped."""
+        return [] if self.saga.out == "continued" else self.later
+
+    def lives(self, saga: Saga) -> bool:
+        """Whether somebody drives it."""
+        return bool(saga.driver) and self.kit.holds(saga.driver)
+
+    @cached_property
+    def outcome(self) -> str:
+        """The word of PROMISES 12.1, follow-ups included."""
+        if self.saga.phase != ENDED:
+            return self._open_outcome(self.saga, [self.root, *self.inner])
+        for thread in self.followups:
+            if thread.saga.phase != ENDED:
+                return self._open_outcome(thread.saga, [thread])
+        if self.saga.out not in ("committed", "continued"):
+            return self.saga.out
+        undone = any(one.now.state == COMPENSATED and one.now is not one.step for one in self.steps)
+        return "compensated" if undone and all(one.now.state in GONE for one in self.steps) else "committed"
+
+    def _open_outcome(self, root: Saga, family: list[Thread]) -> str:
+        lives = self.lives(root)
+        if not lives and any(thread.saga.escalated for thread in family):
+            return "escalated"
+        said = outcome(root, lives=lives)
+        waiting = any(step.state == WAITING for thread in family for step in thread.saga.steps.values())
+        return "waiting" if said == "running" and waiting else said
+
+    def _stands(self, one: StepStory) -> bool:
+        saga = one.now_in.saga
+        if saga.out in ("committed", "continued"):
+            return one.now.state == UNKNOWN
+        root = self.root.saga if one.now_in in (self.root, *self.inner) else saga
+        if saga.phase in (RUNNING, JOINED) and self.lives(root):
+            return False
+        return one.now.state in MAY_STAND or one.now.late
+
+    @cached_property
+    def standing(self) -> list[StepStory]:
+        """Effects that stand, or may, without being accounted for."""
+        return [one for one in self.steps if self._stands(one)]
+
+    @property
+    def clean(self) -> bool:
+        """It is over, and nothing stands unaccounted for."""
+        return not self.standing and self.outcome in FINAL
+
+    @property
+    def ended_at(self) -> str | None:
+        """When the last of it ended; None while something is open."""
+        sagas = [self.saga, *(thread.saga for thread in self.followups)]
+        if any(saga.phase != ENDED for saga in sagas):
+            return None
+        return when(max(saga.ended_at for saga in sagas))
+
+    def cause(self) -> str:
+        """Why it was undone; empty if it was not."""
+        for thread in (self.root, *self.later):
+            for record in thread.records:
+                if record.entry.kind == "saga.unwinding":
+                    return text_of(raw_fields(record.blob).get("cause")) or self._reason(thread, record.entry.why)
+        return ""
+
+    def _reason(self, thread: Thread, why: str) -> str:
+        if why == "undo":
+            asked = raw_fields(thread.records[0].blob)
+            return f"{text_of(asked.get('by'))} asked to undo it: {text_of(asked.get('reason'))}"
+        return CAUSES.get(why, why)
+
+    def row(self) -> dict[str, Any]:
+        """One element of `ps --json`."""
+        return {
+            "saga": self.id,
+            "name": self.name,
+            "outcome": self.outcome,
+            "clean": self.clean,
+            "started_at": when(self.saga.opened_at),
+            "ended_at": self.ended_at,
+            "device": self.kit.log.origin,
+            "steps": len(self.steps),
+            "standing": len(self.standing),
+            "id": self.saga.id,
+        }
+
+    def document(self) -> dict[str, Any]:
+        """`show --json`."""
+        row = self.row()
+        steps = [self._step(one) for one in self.steps]
+        first = {name: row.pop(name) for name in ("saga", "name", "outcome", "clean")}
+        return first | {"cause": self.cause() or None} | row | {"steps": steps}
+
+    def _step(self, one: StepStory) -> dict[str, Any]:
+        error = one.field("error", *OUTCOMES)
+        return {
+            "step": one.step.number,
+            "tool": one.step.tool,
+            "semantics": one.step.sem,
+            "state": one.state,
+            "attempts": one.step.attempts,
+            "idempotency_key": one.step.key,
+            "args": _raw(one.field("args")),
+            "result": _raw(one.field("result")),
+            "error": text_of(error) or None,
+            "compensation": _compensation(one),
+            "why": one.why or None,
+            "saga": one.thread.name or one.thread.saga.id,
+        }
+
+
+CAUSES = {
+    "crash": "its process died",
+    "released": "its process let go of it",
+    "landed": "an effect landed after the saga had ended",
+    "refused": "it was refused",
+}
+
+
+def _raw(encoded: bytes | None) -> Any:
+    """A value as the log has it: what JSON lacks is tagged."""
+    return msgspec.json.decode(encoded) if encoded else None
+
+
+def _compensation(one: StepStory) -> dict[str, Any] | None:
+    if one.now.inv in ("", "none"):
+        return None
+    recorded = one.compensation()
+    return {
+        "handler": one.now.handler,
+        "kwargs": recorded.kwargs if recorded else None,
+        "state": one.undo_state,
+        "attempts": one.undo_attempts,
+        "idempotency_key": one.now.undo_key or (recorded.key if recorded else ""),
+        "kind": one.now.inv,
+        "description": recorded.description if recorded else "",
+    }
+
+
+# ---- finding them ---------------------------------------------------------------------------------------------------
+
+
+class Stories:
+    """The stories of a device, newest first, in one pass over its sagas: what belongs to one is always younger."""
+
+    def __init__(self, kit: AgentKit) -> None:
+        self.kit = kit
+        self._inner: dict[str, list[Thread]] = {}
+        self._later: dict[str, list[Thread]] = {}
+        self._restarted: set[str] = set()
+
+    def __iter__(self) -> Iterator[Story]:
+        for thread in self._threads(0):
+            story = self._placed(thread)
+            if story is not None:
+                yield story
+
+    def everything(self) -> Iterator[Story]:
+        """Every saga by itself, those inside others and those that followed others too."""
+        for thread in self._threads(0):
+            yield Story(self.kit, thread, [], self._take_later(thread), [])
+            if thread.saga.of:
+                self._later.setdefault(thread.saga.of, []).insert(0, thread)
+
+    def of(self, saga: Saga) -> Story:
+        """The story that a saga is told in: for one that followed another, the other's."""
+        top = saga
+        while top.parent and (outer := self.kit.engine.state.past(top.parent)) is not None:
+            top = outer
+        origin = self._first_of(top)
+        if origin is not top:
+            return self.of(origin)
+        for thread in self._threads(top.opened_seq):
+            story = self._placed(thread)
+            if thread.saga.id == top.id:
+                found = story or self._story(thread)
+                return found if saga is top else self._inner_story(found, saga)
+        raise LookupError(saga.id)
+
+    def _first_of(self, saga: Saga) -> Saga:
+        """The saga on whose behalf this one runs; itself for one with a life of its own."""
+        thread = thread_of(self.kit, saga.id) if saga.of else None
+        past = self.kit.engine.state.past(saga.of) if saga.of else None
+        if thread is None or past is None or not thread.carried or past.out == "continued":
+            return saga
+        return past
+
+    def _inner_story(self, outer: Story, saga: Saga) -> Story:
+        inner = {thread.saga.id: thread for thread in outer.inner}
+        if saga.id not in inner:
+            return outer
+        below = [thread for thread in outer.inner if thread.saga.parent == saga.id]
+        return Story(self.kit, inner[saga.id], below, outer.later, [])
+
+    def _threads(self, down_to: int) -> Iterator[Thread]:
+        before: int | None = None
+        while rows := self.kit.log.sagas(before=before, limit=PAGE):
+            for row in rows:
+                if row.first < down_to:
+                    return
+                thread = thread_of(self.kit, row.saga)
+                if thread is not None:
+                    yield thread
+            before = rows[-1].first
+
+    def _placed(self, thread: Thread) -> Story | None:
+        """The story of a saga of its own; None for one that belongs to an older one, and is kept for it."""
+        saga = thread.saga
+        follows = saga.of and bool(thread.carried)
+        if follows:
+            self._later.setdefault(saga.of, []).insert(0, thread)
+        elif saga.of:
+            self._restarted.add(saga.of)
+        if saga.parent:
+            self._inner.setdefault(saga.parent, []).insert(0, thread)
+            return None
+        if follows and not self._continues(saga):
+            return None
+        story = self._story(thread)
+        return None if saga.id in self._restarted and not story.standing else story
+
+    def _continues(self, saga: Saga) -> bool:
+        past = self.kit.engine.state.past(saga.of)
+        return past is not None and past.out == "continued"
+
+    def _story(self, thread: Thread) -> Story:
+        inner = [thread]
+        for member in inner:
+            inner += self._inner.get(member.saga.id, [])
+        later = [found for member in inner for found in self._take_later(member)]
+        for found in later:
+            later += [more for more in self._take_later(found) if more not in later]
+        return Story(self.kit, thread, inner[1:], later, self._earlier(thread))
+
+    def _take_later(self, thread: Thread) -> list[Thread]:
+        return list(self._later.get(thread.saga.id, ()))
+
+    def _earlier(self, thread: Thread) -> list[Thread]:
+        found: list[Thread] = []
+        while thread.saga.of and not thread.carried:
+            before = thread_of(self.kit, thread.saga.of)
+            if before is None:
+                break
+            found.insert(0, before)
+            thread = before
+        return found

@@ -1,0 +1,161 @@
+"""What recovery would do, told without doing it: the same planner over an overlay of the log.
+
+Nothing is written, no saga is taken, no host is started and nobody is called. Where the world would be asked, the
+story goes on as if it answered *present*, and every inverse is taken to succeed: what really comes may differ, and the
+lines say where.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from ..store.chain import Draft
+from ..store.clock import Now
+from ..store.log import Overlay
+from .daemon import PERSON, check, left_alone, name_of
+from .due import Action, End, Escalate, Lost, Probe, Rest, Undo, Wait, Withdraw, due
+from .engine import Engine
+from .facts import fact
+from .inverse import read
+from .report import REASONS
+from .saga import Saga
+from .step import UNDO_LOST
+from .unwind import of, take
+
+if TYPE_CHECKING:
+    from .kit import AgentKit
+
+
+class Deed(NamedTuple):
+    """One thing that would be done. does: wait, probe, undo, withdraw, escalate, end or rest; step 0: the saga."""
+
+    saga: str
+    step: int
+    tool: str
+    does: str
+    handler: str
+    why: str
+
+
+class Plan(NamedTuple):
+    """What would be done, and what would be left alone (the keys of `recoverd --once`)."""
+
+    deeds: list[Deed]
+    skipped: list[dict[str, Any]]
+    waiting: list[dict[str, Any]]
+
+    @property
+    def exit(self) -> int:
+        return 1 if self.escalated else 0
+
+    @property
+    def escalated(self) -> list[dict[str, Any]]:
+        made = [{"saga": d.saga, "step": d.step, "reason": d.why} for d in self.deeds if d.does == "escalate"]
+        return self.waiting + made
+
+    def to_json(self) -> dict[str, Any]:
+        """As `recoverd --once --json`, with `plan`; `recovered` are the sagas that would come to their end."""
+        ended = [deed.saga for deed in self.deeds if deed.does == "end"]
+        return {
+            "dry_run": True,
+            "recovered": ended,
+            "escalated": self.escalated,
+            "skipped": self.skipped,
+            "plan": [deed._asdict() for deed in self.deeds],
+        }
+
+    def lines(self) -> list[str]:
+        """The story, one line a deed."""
+        told = [_WORDS[deed.does].format(**deed._asdict()) for deed in self.deeds]
+        told += ["{saga}, step {step}, needs a person already ({reason}).".format(**one) for one in self.waiting]
+        told += ["{saga} would be left alone: {reason}.".format(**one) for one in self.skipped]
+        return [*(told or ["Nothing was left by a dead agent."]), "Nothing was changed."]
+
+
+_WORDS = {
+    "wait": "{saga}, step {step} ({tool}): would wait {why} ms, since it may still land.",
+    "probe": "{saga}, step {step} ({tool}): would ask its probe; the rest takes it to be there.",
+    "undo": "{saga}, step {step} ({tool}): would run {handler}{why}.",
+    "withdraw": "{saga}, step {step} ({tool}): would withdraw its question.",
+    "escalate": "{saga}, step {step} ({tool}): would be put before a person ({why}).",
+    "end": "{saga}: would be compensated.",
+    "rest": "{saga}: would rest there until a person has decided.",
+}
+
+
+def rehearse(kit: AgentKit) -> Plan:
+    """What a sweep would do now. Raises Damaged as a sweep would."""
+    kit.log.refresh()
+    plan = Plan([], [], [])
+    for saga in kit.engine.state.roots():
+        why, name, family = left_alone(kit, saga, kit.lives), name_of(kit, saga.id), kit.engine.state.family(saga)
+        if why == PERSON:
+            found = [(step, told) for member in family for step, told in sorted(member.escalated.items())]
+            plan.waiting.extend({"saga": name, "step": step, "reason": told} for step, told in found)
+        elif why:
+            plan.skipped.append({"saga": name, "reason": why})
+        else:
+            check(kit.log, saga, family)
+            plan.deeds.extend(_story(kit, saga, name))
+    return plan
+
+
+def _story(kit: AgentKit, saga: Saga, name: str) -> list[Deed]:
+    overlay = Overlay(kit.log)
+    engine = Engine(overlay, driver=lambda: "rehearsal", hide=kit.engine.hide, fingerprint=kit.engine.fingerprint)
+    overlay.commit(take(engine, saga.id, saga.driver, "crash" if saga.driver else "released"))
+    deeds: list[Deed] = []
+    now = overlay.now()
+    while not (deeds and deeds[-1].does in ("end", "rest")):
+        family = engine.state.family(engine.state.sagas[saga.id])
+        action = due(family, now)
+        if isinstance(action, Wait):
+            now, deed = _later(now, action), _waited(name, family, now, action)
+        else:
+            deed, drafts = _imagined(overlay, name, action)
+            overlay.commit(lambda state, now, drafts=drafts: drafts)
+        if deed is not None:
+            deeds.append(deed)
+    return deeds
+
+
+def _later(now: Now, action: Wait) -> Now:
+    return now._replace(lived=action.until)
+
+
+def _waited(name: str, family: Sequence[Saga], now: Now, action: Wait) -> Deed:
+    steps = [step for saga in family for step in saga.steps.values() if step.lost_lived + step.settle_ms == action.until]
+    step = steps[-1] if steps else None
+    left = str(action.until - now.lived)
+    return Deed(name, step.number if step else 0, step.tool if step else "", "wait", "", left)
+
+
+def _imagined(overlay: Overlay, name: str, action: Action) -> tuple[Deed | None, list[Draft]]:
+    """An action as a deed, and the facts that it would leave."""
+    if isinstance(action, (End, Rest)):
+        return Deed(name, 0, "", "end" if isinstance(action, End) else "rest", "", ""), []
+    assert isinstance(action, (Lost, Withdraw, Probe, Undo, Escalate))
+    saga, step = action.saga, action.step
+
+    def deed(does: str, handler: str = "", why: str = "") -> Deed:
+        return Deed(name, step.number, step.tool, does, handler, why)
+
+    if isinstance(action, Lost):
+        return None, [of(saga, action.kind, step=step.number, why="gone", up=True)]
+    if isinstance(action, Withdraw):
+        return deed("withdraw"), [of(saga, "step.refused", step=step.number, why="withdrawn")]
+    if isinstance(action, Probe):
+        return deed("probe"), [of(saga, "step.probed", step=step.number, out="present")]
+    why = action.why if isinstance(action, Escalate) else ""
+    recorded = read(overlay.record(step.inverse_seq).blob) if isinstance(action, Undo) else None
+    if isinstance(action, Undo) and (recorded is None or not recorded.handler):
+        why = "unreadable" if recorded is None else "closure"
+    if why:
+        assert why in REASONS
+        return deed("escalate", step.handler, why), [of(saga, "saga.escalated", step=step.number, why=why, up=True)]
+    again = " once more, under the same key: its answer was lost" if step.state == UNDO_LOST else ""
+    return deed("undo", step.handler, again), [
+        fact("undo.intended", saga=saga.id, fence=saga.fence, step=step.number, handler=step.handler, key="rehearsal"),
+        fact("undo.done", saga=saga.id, fence=saga.fence, step=step.number, out="done"),
+    ]

@@ -1,0 +1,777 @@
+"""The command line as people and scripts meet it: transcripts over real logs, and real processes where one has to die."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import select
+import signal
+import subprocess
+import sys
+import time
+import unicodedata
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+from hypothesis import given
+from hypothesis import strategies as st
+
+from amends import (
+    COMPENSABLE,
+    IRREVERSIBLE,
+    AgentKit,
+    Compensation,
+    SagaAborted,
+    compensator,
+    saga_scope,
+)
+from amends.cli import main as main_module
+from amends.cli import ui
+from amends.cli.main import COMMANDS, main
+
+AGENT = """
+import json, os, signal, sys
+from amends import COMPENSABLE, IRREVERSIBLE, Compensation, compensator, saga_scope
+
+LEDGER = os.environ["LEDGER"]
+
+
+def told(*words):
+    with open(LEDGER, "a") as ledger:
+        ledger.write(json.dumps(words) + "\\n")
+
+
+@compensator("shop.refund")
+def refund(charge, idempotency_key):
+    told("refund", charge, idempotency_key)
+
+
+def charge(amount_minor, idempotency_key):
+    told("charge", amount_minor, idempotency_key)
+    return {"id": f"ch_{amount_minor}"}
+
+
+def send(to):
+    told("send", to)
+
+
+if __name__ == "__main__":
+    name, mode = sys.argv[1:]
+    with saga_scope(name, name="order") as saga:
+        for amount in (100, 200):
+            saga.execute("shop.charge", charge, {"amount_minor": amount}, semantics=COMPENSABLE,
+                         compensate=lambda done: Compensation(handler="shop.refund", kwargs={"charge": done["id"]}))
+        if mode == "die":
+            os.kill(os.getpid(), signal.SIGKILL)
+        if mode == "ask":
+            saga.execute("mail.send", send, {"to": "ann@example.org"}, semantics=IRREVERSIBLE)
+"""
+
+REFUNDS: list[str] = []
+
+
+@compensator("cli.refund")
+def refund(charge: str, idempotency_key: str) -> None:
+    if charge == "refuses" and "refuses" not in REFUNDS:
+        raise ValueError("the vendor said no")
+    REFUNDS.append(idempotency_key)
+
+
+def charge(n: Any = 1) -> Any:
+    return n
+
+
+def declines(n: int = 1) -> None:
+    raise ValueError("declined")
+
+
+def undo(charge: str = "one") -> Compensation:
+    return Compensation(handler="cli.refund", kwargs={"charge": charge})
+
+
+def run(*args: str) -> Result:
+    return CliRunner().invoke(main, list(args), prog_name="amends")
+
+
+def asked(*args: str, code: int = 0) -> Any:
+    """The document that a verb answers on --json."""
+    result = run(*args, "--json")
+    assert result.exit_code == code, result.output
+    return json.loads(result.stdout)
+
+
+@pytest.fixture
+def kit(tmp_path: Path) -> Iterator[AgentKit]:
+    REFUNDS.clear()
+    with AgentKit(home=tmp_path / "home") as kit:
+        yield kit
+
+
+def committed(kit: AgentKit, name: str = "order-17", steps: int = 2) -> None:
+    with saga_scope(name, kit=kit) as saga:
+        for n in range(steps):
+            saga.execute("shop.charge", charge, {"n": n}, semantics=COMPENSABLE, undo=undo(f"ch_{n}"))
+
+
+def failed(kit: AgentKit, name: str, **options: Any) -> None:
+    with pytest.raises(SagaAborted), saga_scope(name, kit=kit) as saga:
+        saga.execute("shop.charge", charge, {"n": 1}, semantics=COMPENSABLE, **options)
+        saga.execute("shop.ship", declines, {"n": 2}, semantics=COMPENSABLE)
+
+
+class Agent:
+    """An agent in a process of its own, with a ledger that can be asked what really happened."""
+
+    def __init__(self, folder: Path) -> None:
+        self.script, self.ledger = folder / "agent.py", folder / "ledger"
+        self.script.write_text(AGENT)
+        self.env = {**os.environ, "LEDGER": str(self.ledger)}
+
+    def start(self, name: str, mode: str) -> subprocess.Popen[bytes]:
+        return subprocess.Popen([sys.executable, str(self.script), name, mode], env=self.env, stderr=subprocess.PIPE)
+
+    def run(self, name: str, mode: str) -> int:
+        process = self.start(name, mode)
+        process.communicate(timeout=60)
+        return process.returncode
+
+    def told(self) -> list[list[Any]]:
+        return [json.loads(line) for line in self.ledger.read_text().splitlines()]
+
+
+@pytest.fixture
+def agent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Agent:
+    made = Agent(tmp_path)
+    monkeypatch.setenv("LEDGER", str(made.ledger))
+    return made
+
+
+def until(said: Callable[[], Any]) -> Any:
+    """What `said` says once it says something."""
+    end = time.monotonic() + 30
+    while time.monotonic() < end:
+        found = said()
+        if found:
+            return found
+        time.sleep(0.02)
+    raise AssertionError("it never came")
+
+
+# ---- looking --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.promise("12")
+@pytest.mark.parametrize("verb", ["ps", "show x", "log", "inbox", "status", "doctor", "verify", "approve x --by A",
+                                  "undo x --by A --reason B", "retry x", "accept x --by A --reason B"])  # fmt: skip
+def test_a_missing_home_is_said_with_how_to_begin_and_is_not_made(verb: str, tmp_path: Path) -> None:
+    result = run(*verb.split())
+    assert result.exit_code == 2
+    assert "There is no log at" in result.stderr and str(tmp_path / "home") in result.stderr
+    assert result.stdout == "" and "Traceback" not in result.stderr
+    assert not (tmp_path / "home").exists()
+
+
+@pytest.mark.promise("12.1")
+def test_an_error_on_json_is_one_object_on_standard_output_with_the_same_exit_code(kit: AgentKit) -> None:
+    for args in (["show", "nothing"], ["nonsense"], ["ps", "--nonsense"], ["approve", "abcd", "--by", "A"], ["undo"]):
+        plain, as_json = run(*args), run(*args, "--json")
+        assert plain.exit_code == as_json.exit_code == 2
+        error = json.loads(as_json.stdout)["error"]
+        assert error.keys() == {"code", "message", "next"} and error["message"] and error["next"]
+        assert error["message"].split()[0] in plain.stderr and plain.stdout == ""
+
+
+@pytest.mark.promise("12")
+def test_home_and_json_are_taken_before_the_verb_and_after_it(kit: AgentKit, monkeypatch: pytest.MonkeyPatch) -> None:
+    committed(kit)
+    path = str(kit.home.path)
+    monkeypatch.setenv("AMENDS_HOME", "/nonexistent")
+    said = [
+        json.loads(run(*args).stdout)[0]["saga"]
+        for args in (
+            ["--home", path, "--json", "ps"],
+            ["ps", "--json", "--home", path],
+            ["--json", "ps", "--home", path],
+        )
+    ]
+    assert said == ["order-17"] * 3
+
+
+@pytest.mark.promise("12.1")
+def test_ps_has_its_stable_keys_and_a_committed_saga_is_clean(kit: AgentKit) -> None:
+    committed(kit)
+    [row] = asked("ps")
+    assert row.keys() >= {
+        "saga", "name", "outcome", "clean", "started_at", "ended_at", "device", "steps", "standing",
+    }  # fmt: skip
+    assert (row["saga"], row["outcome"], row["clean"], row["steps"], row["standing"]) == (
+        "order-17", "committed", True, 2, 0,
+    )  # fmt: skip
+    assert (
+        row["device"].startswith("amends.local/") and row["started_at"].endswith("Z") and row["ended_at"].endswith("Z")
+    )
+
+
+@pytest.mark.promise("12.1")
+def test_show_has_its_stable_keys_with_arguments_result_and_inverse(kit: AgentKit) -> None:
+    failed(kit, "order-9", undo=undo())
+    told = asked("show", "order-9")
+    assert told.keys() >= {"saga", "name", "outcome", "clean", "cause", "steps"}
+    assert told["outcome"] == "compensated" and told["clean"] is True and told["cause"] == "ValueError: declined"
+    first, second = told["steps"]
+    assert first.keys() >= {
+        "step", "tool", "semantics", "state", "attempts", "idempotency_key", "args", "result", "error", "compensation",
+    }  # fmt: skip
+    assert (first["step"], first["tool"], first["state"], first["args"], first["result"]) == (
+        1, "shop.charge", "compensated", {"n": 1}, 1,
+    )  # fmt: skip
+    assert first["compensation"].keys() >= {"handler", "kwargs", "state", "attempts"}
+    assert first["compensation"]["kwargs"] == {"charge": "one"} and first["compensation"]["attempts"] == 1
+    assert first["compensation"]["idempotency_key"] == REFUNDS[0]
+    assert (second["state"], second["error"], second["compensation"]) == ("failed", "ValueError: declined", None)
+
+
+@pytest.mark.promise("12")
+def test_a_saga_goes_by_a_beginning_of_four_characters_that_only_it_has(kit: AgentKit) -> None:
+    committed(kit, "order-17")
+    committed(kit, "order-29")
+    header = asked("show", "order-17")["id"]
+    assert asked("show", "order-1")["saga"] == asked("show", header)["saga"] == asked("show", header[:8])["saga"]
+    for name in ("order", "ord", "nobody"):
+        assert run("show", name).exit_code == 2
+    assert "2 sagas begin with" in run("show", "order").stderr
+
+
+@pytest.mark.promise("12")
+@given(st.text())
+def test_no_control_or_invisible_character_is_ever_printed(text: str) -> None:
+    said = ui.clean(text)
+    assert all(one.isprintable() or unicodedata.category(one) == "Zs" for one in said)  # Zs: blanks of any script
+    assert not {"\x1b", "\n", "\r", "\x9b", "\u202e", "\u2066", "\u200b"} & set(said)
+
+
+@pytest.mark.promise("12")
+def test_escapes_in_names_arguments_and_errors_do_not_reach_the_terminal(kit: AgentKit) -> None:
+    evil = "\x1b]0;owned\x07\x1b[2J\u202e"
+    with pytest.raises(SagaAborted), saga_scope(f"a{evil}", name=evil, kit=kit) as saga:
+        saga.execute("shop.charge", charge, {"n": {evil: evil}}, semantics=COMPENSABLE, undo=undo(evil))
+        raise ValueError(evil)
+    header = asked("ps")[0]["id"]
+    for args in (
+        ["ps"],
+        ["show", header],
+        ["show", header, "--why"],
+        ["log"],
+        ["ps", "--json"],
+        ["show", header, "--json"],
+    ):
+        result = run(*args)
+        assert result.exit_code == 0
+        assert not {"\x1b", "\x07", "\u202e"} & set(result.output), args
+    assert "\\x1b]0;owned" in run("show", header).output
+
+
+@pytest.mark.promise("12")
+@pytest.mark.parametrize("no_colour", ["", "1"])
+def test_colours_are_for_terminals_and_no_color_takes_them_away(kit: AgentKit, no_colour: str) -> None:
+    committed(kit)
+    env = {**os.environ, "NO_COLOR": no_colour, "TERM": "xterm"}
+    command = [sys.executable, "-m", "amends.cli", "ps"]
+    assert "\x1b" not in subprocess.run(command, env=env, capture_output=True, text=True, timeout=60).stdout
+    ours, theirs = pty.openpty()
+    process = subprocess.Popen(command, env=env, stdout=theirs, stderr=subprocess.DEVNULL, stdin=subprocess.DEVNULL)
+    os.close(theirs)
+    said = _drained(ours, process)
+    assert b"order-17" in said and (b"\x1b[" in said) == (not no_colour)
+
+
+def _drained(fd: int, process: subprocess.Popen[bytes]) -> bytes:
+    said = b""
+    try:
+        while True:
+            said += os.read(fd, 4096)
+    except OSError:  # how Linux says that the other end is closed
+        process.wait(timeout=60)
+        os.close(fd)
+        return said
+
+
+@pytest.mark.promise("12")
+def test_whoever_only_looks_needs_no_keys_and_writes_nothing(kit: AgentKit) -> None:
+    committed(kit)
+    home = kit.home.path
+    kit.close()
+    for name in ("seed", "install", "anchor"):
+        (home / "device" / name).unlink()
+    before = {path: path.stat().st_mtime_ns for path in home.rglob("*") if "-shm" not in path.name}
+    [row] = asked("ps")
+    assert (row["saga"], row["outcome"]) == ("order-17", "committed")
+    assert asked("show", row["id"])["steps"][0]["state"] == "done"
+    assert {path: path.stat().st_mtime_ns for path in home.rglob("*") if "-shm" not in path.name} == before
+    refused = run("undo", row["id"], "--by", "Ann", "--reason", "no")
+    assert refused.exit_code == 4 and "keys" in refused.stderr
+
+
+@pytest.mark.promise("12")
+def test_the_version_is_answered_before_anything_heavy_is_imported() -> None:
+    code = (
+        "import sys\nfrom amends.cli.main import main\n"
+        "try: main(['--version'])\n"
+        "except SystemExit as end: print([m for m in ('apsw', 'nacl', 'asyncio', 'msgspec') if m in sys.modules], end.code)"
+    )
+    said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True).stdout
+    assert said.startswith("amends ") and said.splitlines()[1] == "[] 0"
+
+
+@pytest.mark.promise("12")
+def test_a_bug_of_ours_is_called_one_and_shows_its_traceback_on_request_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(context: Any, name: str) -> Any:
+        raise RuntimeError("never thought of that")
+
+    monkeypatch.setattr(main_module.Program, "get_command", lambda self, context, name: broken(context, name))
+    result = run("ps")
+    assert result.exit_code == 70 and "bug of amends" in result.stderr and "Traceback" not in result.stderr
+    monkeypatch.setenv("AMENDS_DEBUG", "1")
+    assert "Traceback" in run("ps").stderr
+    assert json.loads(run("ps", "--json").stdout)["error"]["code"] == "bug"
+
+
+@pytest.mark.promise("12")
+def test_a_misspelt_verb_is_told_the_one_that_was_meant() -> None:
+    result = run("shwo")
+    assert result.exit_code == 2 and "`amends show`" in result.stderr
+
+
+def test_every_verb_of_the_table_is_there_and_the_bare_command_lists_them() -> None:
+    result = run()
+    assert result.exit_code == 0 and all(name in result.stdout for name in COMMANDS)
+    for name in COMMANDS:
+        assert run(name, "--help").exit_code == 0
+
+
+@pytest.mark.promise("12")
+def test_completion_scripts_and_the_ids_of_sagas(kit: AgentKit) -> None:
+    for shell in ("bash", "zsh", "fish"):
+        result = run("completions", shell)
+        assert result.exit_code == 0 and "_AMENDS_COMPLETE" in result.stdout
+    committed(kit)
+    env = {**os.environ, "_AMENDS_COMPLETE": "bash_complete", "COMP_WORDS": "amends show ord", "COMP_CWORD": "2"}
+    said = subprocess.run([sys.executable, "-m", "amends.cli"], env=env, capture_output=True, text=True, timeout=60)
+    assert "order-17" in said.stdout
+
+
+# ---- a death --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.promise("4.5")
+@pytest.mark.promise("12.1")
+def test_a_killed_agent_is_interrupted_then_undone_and_everything_agrees(agent: Agent) -> None:
+    assert agent.run("order-17", "die") == -signal.SIGKILL
+    [row] = asked("ps")
+    assert (row["outcome"], row["standing"], row["clean"], row["ended_at"]) == ("interrupted", 2, False, None)
+    assert asked("status", code=1)["dead"] == ["order-17"]
+    assert "recoverd --once" in run("show", "order-17").stdout
+
+    swept = asked("recoverd", "--once")
+    assert swept == {"recovered": ["order-17"], "escalated": [], "skipped": []}
+    [row] = asked("ps")
+    assert (row["outcome"], row["standing"], row["clean"]) == ("compensated", 0, True)
+    assert [told[:2] for told in agent.told()] == [
+        ["charge", 100],
+        ["charge", 200],
+        ["refund", "ch_200"],
+        ["refund", "ch_100"],
+    ]
+    told = asked("show", "order-17")
+    keys = {step["compensation"]["idempotency_key"] for step in told["steps"]}
+    assert keys == {key for verb, _, key in agent.told() if verb == "refund"}
+    assert told["cause"] == "its process died"
+    assert asked("verify")["verdict"] == "INTACT" and asked("inbox") == []
+
+
+@pytest.mark.promise("14.10")
+def test_show_tells_the_story_and_why_names_the_host_that_undid_it(agent: Agent) -> None:
+    agent.run("order-17", "die")
+    run("recoverd", "--once")
+    story = run("show", "order-17").stdout
+    first = story.index("shop.charge(amount_minor=100) was called")
+    died = story.index("Its process died")
+    undone = story.index('To undo shop.charge: shop.refund(charge="ch_200")')
+    assert first < died < undone < story.index('shop.refund(charge="ch_100"), key') < story.index("Nothing stands.")
+    why = run("show", "order-17", "--why").stdout
+    assert f"it ran in {agent.script}" in why and "derived from the result" in why and "nobody was asked" in why
+    assert all(len(step["reasons"]) >= 3 for step in asked("show", "order-17", "--why")["steps"])
+
+
+@pytest.mark.promise("12.1")
+def test_a_live_agent_runs_and_one_that_asks_waits(agent: Agent) -> None:
+    process = agent.start("order-17", "ask")
+    try:
+        [item] = until(lambda: _inbox())
+        assert item.keys() >= {"id", "kind", "saga", "step", "tool", "since", "reason", "commands"}
+        assert (item["kind"], item["saga"], item["step"], item["tool"]) == ("approval", "order-17", 3, "mail.send")
+        [row] = asked("ps")
+        assert (row["outcome"], row["standing"], row["clean"]) == ("waiting", 0, False)
+        assert asked("show", "order-17")["steps"][2]["state"] == "waiting"
+        assert run("approve", item["id"][:5], "--by", "Ann", "--note", "looks right").exit_code == 0
+        assert process.wait(30) == 0
+    finally:
+        process.kill()
+        process.communicate()
+    assert agent.told()[-1] == ["send", "ann@example.org"]
+    second = run("deny", item["id"], "--by", "Bob")
+    assert second.exit_code == 1 and "Ann approved it already" in second.stderr
+    assert "Ann approved it: looks right" in run("show", "order-17", "--why").stdout
+
+
+def _inbox() -> Any:
+    found = run("inbox", "--json")
+    return json.loads(found.stdout) if found.exit_code == 1 else None
+
+
+def test_a_denied_step_never_happens_and_the_saga_is_undone(agent: Agent) -> None:
+    process = agent.start("order-17", "ask")
+    try:
+        until(lambda: _inbox())
+        assert run("deny", "order-17", "--by", "Ann").exit_code == 0
+        assert process.wait(30) != 0
+    finally:
+        process.kill()
+        process.communicate()
+    assert [told[0] for told in agent.told()] == ["charge", "charge", "refund", "refund"]
+    told = asked("show", "order-17")
+    assert told["outcome"] == "compensated" and [step["state"] for step in told["steps"]][2] == "refused"
+
+
+def test_inbox_wait_ends_when_something_needs_a_person(agent: Agent) -> None:
+    run("init")
+    assert run("inbox", "--wait", "--timeout", "0.1").exit_code == 0
+    command = [sys.executable, "-m", "amends.cli", "inbox", "--wait", "--json"]
+    waiting = subprocess.Popen(command, stdout=subprocess.PIPE)
+    process = agent.start("order-17", "ask")
+    try:
+        said, _ = waiting.communicate(timeout=60)
+        assert waiting.returncode == 1 and json.loads(said)[0]["tool"] == "mail.send"
+    finally:
+        for one in (waiting, process):
+            one.kill()
+            one.communicate()
+
+
+# ---- undoing --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.promise("1.20")
+def test_an_undone_committed_saga_is_one_outcome_with_its_follow_up(kit: AgentKit) -> None:
+    committed(kit)
+    result = run("undo", "order-17", "--by", "Ann", "--reason", "wrong customer")
+    assert result.exit_code == 0 and len(REFUNDS) == 2
+    [row] = asked("ps")
+    assert (row["saga"], row["outcome"], row["clean"], row["steps"]) == ("order-17", "compensated", True, 2)
+    told = asked("show", "order-17")
+    assert told["cause"] == "Ann asked to undo it: wrong customer"
+    assert [step["state"] for step in told["steps"]] == ["compensated", "compensated"]
+    assert [step["compensation"]["idempotency_key"] for step in told["steps"]] == REFUNDS[::-1]
+    assert len(asked("ps", "--all")) == 2
+    followup = next(row["id"] for row in asked("ps", "--all") if row["saga"] != "order-17")
+    assert asked("show", followup)["saga"] == "order-17"
+    again = run("undo", "order-17", "--by", "Ann", "--reason", "again")
+    assert again.exit_code == 6 and "left to undo" in again.stderr
+
+
+@pytest.mark.promise("1.20")
+def test_a_step_undone_alone_leaves_its_saga_committed(kit: AgentKit) -> None:
+    committed(kit)
+    assert run("undo", "order-17", "--step", "1", "--by", "Ann", "--reason", "one too many").exit_code == 0
+    told = asked("show", "order-17")
+    assert told["outcome"] == "committed" and [step["state"] for step in told["steps"]] == ["compensated", "done"]
+    assert run("undo", "order-17", "--by", "Ann", "--reason", "the rest").exit_code == 0
+    assert asked("ps")[0]["outcome"] == "compensated" and len(REFUNDS) == 2
+
+
+@pytest.mark.promise("4.7")
+def test_a_dry_run_tells_what_would_be_undone_and_changes_nothing(kit: AgentKit) -> None:
+    committed(kit)
+    kit.close()
+    before = (asked("status")["records"], sorted(os.listdir(kit.home.run)))
+    would = asked("undo", "order-17", "--dry-run")
+    assert would["dry_run"] is True and [step["step"] for step in would["undone"]] == [2, 1]
+    assert "Nothing was changed" in run("undo", "order-17", "--dry-run").stdout
+    assert (asked("status")["records"], sorted(os.listdir(kit.home.run))) == before and not REFUNDS
+
+
+def test_undoing_is_somebodys_decision(kit: AgentKit) -> None:
+    committed(kit)
+    for args in (["--by", "Ann"], ["--reason", "because"]):
+        assert run("undo", "order-17", *args).exit_code == 2
+    assert asked("ps")[0]["outcome"] == "committed"
+
+
+# ---- what needs a person --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.promise("4.3")
+def test_what_stands_without_an_inverse_is_accepted_by_a_named_person(kit: AgentKit) -> None:
+    failed(kit, "order-9")
+    [row] = asked("ps")
+    assert (row["outcome"], row["standing"], row["clean"]) == ("escalated", 1, False)
+    assert asked("show", "order-9")["steps"][0]["state"] == "orphaned"
+    [item] = asked("inbox", code=1)
+    assert item["commands"] == [f"amends accept {item['id']} --by NAME --reason TEXT"]
+    assert run("accept", "order-9", "--by", "Ann").exit_code == 2
+    assert run("accept", "order-9", "--by", "Ann", "--reason", "a gift").exit_code == 0
+    [row] = asked("ps")
+    assert (row["outcome"], row["standing"], row["clean"]) == ("compensated", 0, True)
+    assert asked("show", "order-9")["steps"][0]["state"] == "accepted"
+    assert "Ann accepted" in run("show", "order-9", "--why").stdout and asked("inbox") == []
+
+
+def test_a_saga_with_two_things_to_settle_asks_which(kit: AgentKit) -> None:
+    with pytest.raises(SagaAborted), saga_scope("order-9", kit=kit) as saga:
+        saga.execute("note.pin", charge, {"n": 1}, semantics=COMPENSABLE)
+        saga.execute("letter.post", charge, {"n": 2}, semantics=COMPENSABLE, undo=Compensation.human("fetch it back"))
+        raise ValueError("no")
+    result = run("accept", "order-9", "--by", "Ann", "--reason", "fine")
+    items = asked("inbox", code=1)
+    assert result.exit_code == 2 and all(item["id"] in result.stderr for item in items)
+    for item in items:
+        assert run("accept", item["id"], "--by", "Ann", "--reason", "fine").exit_code == 0
+    assert asked("ps")[0]["outcome"] == "compensated"
+
+
+def test_retry_goes_on_from_the_compensation_that_failed(kit: AgentKit) -> None:
+    failed(kit, "order-9", undo=undo("refuses"))
+    [row] = asked("ps")
+    assert (row["outcome"], row["standing"]) == ("escalated", 1)
+    told = asked("show", "order-9")["steps"][0]
+    assert (told["state"], told["compensation"]["state"], told["compensation"]["attempts"]) == (
+        "compensation_failed", "failed", 3,
+    )  # fmt: skip
+    assert run("retry", "order-9", "--by", "Ann").exit_code == 1
+    REFUNDS.append("refuses")  # the vendor has changed its mind
+    assert run("retry", "order-9", "--by", "Ann").exit_code == 0
+    assert asked("ps")[0]["outcome"] == "compensated" and len(set(REFUNDS)) == 2
+
+
+# ---- one outcome ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.promise("1.13")
+def test_a_saga_inside_another_is_counted_and_told_with_it(kit: AgentKit) -> None:
+    with pytest.raises(SagaAborted), saga_scope("trip", kit=kit) as outer:
+        outer.execute("flight.book", charge, {"n": 1}, semantics=COMPENSABLE, undo=undo("flight"))
+        with saga_scope("hotel", kit=kit) as inner:
+            inner.execute("room.book", charge, {"n": 2}, semantics=COMPENSABLE, undo=undo("room"))
+        outer.execute("car.rent", declines, {"n": 3}, semantics=COMPENSABLE)
+    [row] = asked("ps")
+    assert (row["saga"], row["outcome"], row["steps"], row["standing"]) == ("trip", "compensated", 3, 0)
+    told = asked("show", "trip")
+    assert [(step["saga"], step["tool"]) for step in told["steps"]] == [
+        ("trip", "flight.book"), ("hotel", "room.book"), ("trip", "car.rent"),
+    ]  # fmt: skip
+    assert [step["tool"] for step in asked("show", "hotel")["steps"]] == ["room.book"]
+    assert {row["saga"] for row in asked("ps", "--all")} == {"trip", "hotel"}
+
+
+def test_what_goes_on_in_a_new_saga_is_followed_there(kit: AgentKit) -> None:
+    with pytest.raises(SagaAborted), saga_scope("long-1", kit=kit) as saga:
+        saga.execute("a", charge, {"n": 1}, semantics=COMPENSABLE, undo=undo("a"))
+        saga.continue_as_new("long-2")
+        saga.execute("b", charge, {"n": 2}, semantics=COMPENSABLE, undo=undo("b"))
+        raise ValueError("late")
+    rows = {row["saga"]: row for row in asked("ps")}
+    assert {name: row["outcome"] for name, row in rows.items()} == {"long-1": "compensated", "long-2": "compensated"}
+    assert asked("show", "long-1")["steps"][0]["state"] == "compensated"
+    assert len(asked("show", "long-2")["steps"]) == 2
+
+
+def test_a_restarted_saga_is_one_row_and_its_first_run_is_told_with_it(kit: AgentKit) -> None:
+    failed(kit, "order-9", undo=undo())
+    with saga_scope("order-9", kit=kit, restart="Ann", restart_reason="fixed") as saga:
+        saga.execute("shop.charge", charge, {"n": 1}, semantics=COMPENSABLE, undo=undo())
+    [row] = asked("ps")
+    assert (row["saga"], row["outcome"], row["steps"]) == ("order-9", "committed", 1)
+    story = run("show", "order-9").stdout
+    assert story.index("ValueError: declined") < story.index("Ann had it run again: fixed") < story.index("committed.")
+
+
+@pytest.mark.promise("1.8")
+def test_an_effect_that_lands_late_is_told_with_its_second_compensation(kit: AgentKit) -> None:
+    def slow(n: int) -> int:
+        time.sleep(0.6)
+        return n
+
+    with pytest.raises(SagaAborted), saga_scope("late-1", kit=kit) as saga:
+        saga.execute("slow", slow, {"n": 1}, semantics=COMPENSABLE, undo=undo(), timeout=0.1, settle=0.05)
+    until(lambda: len(REFUNDS) == 2)
+    until(lambda: asked("ps")[0]["ended_at"])
+    [row] = asked("ps")
+    assert (row["saga"], row["outcome"], row["clean"], row["steps"]) == ("late-1", "compensated", True, 1)
+    assert asked("show", "late-1")["steps"][0]["compensation"]["attempts"] == 2
+    assert "once more because the effect landed after the first" in run("show", "late-1").stdout
+
+
+def test_a_suspended_or_running_saga_is_called_so(kit: AgentKit) -> None:
+    with saga_scope("order-1", kit=kit) as saga:
+        saga.execute("shop.charge", charge, {"n": 1}, semantics=COMPENSABLE, undo=undo())
+        [row] = asked("ps")
+        assert (row["outcome"], row["standing"], row["clean"], row["ended_at"]) == ("running", 0, False, None)
+
+
+# ---- the records ----------------------------------------------------------------------------------------------------
+
+
+def test_log_prints_records_and_their_openings_and_can_be_narrowed_to_a_saga(kit: AgentKit) -> None:
+    committed(kit, "order-17")
+    committed(kit, "order-29")
+    lines = [json.loads(line) for line in run("log", "--json").stdout.splitlines()]
+    assert [line["seq"] for line in lines] == list(range(len(lines))) and lines[0]["kind"] == "log.opened"
+    mine = [json.loads(line) for line in run("log", "order-29", "--json").stdout.splitlines()]
+    assert {line["saga"] for line in mine} == {asked("show", "order-29")["id"]}
+    assert any("args" in opening for line in mine for opening in line["openings"])
+    assert len(run("log", "--since", str(len(lines) - 2)).stdout.splitlines()) == 2
+
+
+def test_log_follow_goes_on_with_what_other_processes_append(kit: AgentKit) -> None:
+    command = [sys.executable, "-u", "-m", "amends.cli", "log", "--follow", "--json"]
+    following = subprocess.Popen(command, stdout=subprocess.PIPE, bufsize=0)  # select sees what is not buffered here
+    try:
+        assert following.stdout is not None
+        assert json.loads(following.stdout.readline())["kind"] == "log.opened"
+        committed(kit)
+        seen = []
+        while "saga.ended" not in seen:
+            assert select.select([following.stdout], [], [], 30)[0]
+            seen.append(json.loads(following.stdout.readline())["kind"])
+    finally:
+        following.send_signal(signal.SIGINT)
+        following.communicate(timeout=30)
+    assert following.returncode == 130
+
+
+@pytest.mark.promise("6.1")
+def test_verify_says_what_it_did_not_prove_and_finds_one_edited_byte(kit: AgentKit) -> None:
+    import apsw
+
+    committed(kit)
+    kit.close()
+    told = asked("verify")
+    assert told.keys() >= {"verdict", "level", "size", "root", "findings", "not_proved"}
+    assert told["verdict"] == "INTACT" and told["findings"] == [] and told["not_proved"]
+    database = apsw.Connection(str(kit.home.db))
+    line = bytes(next(database.execute("select line from entry where seq = 3"))[0])
+    database.execute("update entry set line = ? where seq = 3", (line.replace(b"shop", b"slop"),))
+    database.close()
+    told = asked("verify", code=1)
+    assert told["verdict"] == "TAMPERED" and told["findings"][0]["seq"] == 3
+    assert asked("verify", str(kit.home.db), code=1)["verdict"] == "TAMPERED"
+    plain = run("verify")
+    assert plain.exit_code == 1 and "TAMPERED" in plain.stdout and "record 3" in plain.stdout
+
+
+# ---- the device -----------------------------------------------------------------------------------------------------
+
+
+def test_init_is_harmless_twice_and_adoption_is_somebodys_decision(tmp_path: Path) -> None:
+    first, second = asked("init"), asked("init")
+    assert (first["created"], second["created"]) == (True, False) and first["origin"] == second["origin"]
+    assert (tmp_path / "home").stat().st_mode & 0o777 == 0o700
+    assert run("init", "--adopt").exit_code == 2 and run("init", "--by", "Ann").exit_code == 2
+    third = asked("init", "--adopt", "--by", "Ann", "--reason", "restored")
+    assert third["adopted"] and third["origin"] != first["origin"]
+    assert asked("verify")["verdict"] == "INTACT"
+
+
+def test_status_of_a_log_that_cannot_be_read_never_says_that_all_is_well(kit: AgentKit) -> None:
+    committed(kit)
+    kit.close()
+    assert asked("status")["readable"] is True
+    for path in kit.home.path.glob("amends.db*"):
+        path.unlink()
+    kit.home.db.write_bytes(b"not a database, and long enough to be looked at" * 100)
+    told = asked("status", code=3)
+    assert told["readable"] is False and told["error"]
+    plain = run("status")
+    assert plain.exit_code == 3 and "could not be read" in plain.stdout
+    assert run("ps").exit_code == 7 and run("doctor").exit_code == 1
+
+
+@pytest.mark.promise("14.2")
+def test_doctor_names_a_field_that_holds_a_token_and_not_the_token(kit: AgentKit) -> None:
+    token = "sk_live_" + "a1b2c3d4" * 3
+    with saga_scope("order-1", kit=kit) as saga:
+        saga.execute("http.post", charge, {"n": {"headers": [f"Bearer {token}"]}}, semantics=COMPENSABLE, undo=undo())
+    result = run("doctor")
+    assert result.exit_code == 1 and "http.post: args.n.headers.0" in result.stdout and token not in result.output
+
+
+@pytest.mark.promise("4.1")
+@pytest.mark.promise("4.4")
+def test_doctor_says_what_died_what_has_no_host_and_that_no_daemon_is_installed(
+    agent: Agent, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    agent.run("order-17", "die")
+    levels = {(check["check"], check["level"]) for check in asked("doctor", code=1)["checks"]}
+    assert {("sagas", "bad"), ("handlers", "ok"), ("service", "warn")} <= levels
+    agent.script.unlink()
+    found = [check for check in asked("doctor", code=1)["checks"] if check["check"] == "handlers"]
+    assert [check["level"] for check in found] == ["bad", "bad"] and "shop.refund" in found[0]["text"]
+
+
+@pytest.mark.promise("4.4")
+def test_doctor_hosts_starts_every_host_and_says_what_it_lacks(kit: AgentKit, tmp_path: Path) -> None:
+    (tmp_path / "good.py").write_text("from amends import compensator\n\n@compensator('x.undo')\ndef undo(): pass\n")
+    kit.home.handlers.write_text(
+        f'version = 1\n[python.good]\ninterpreter = "{sys.executable}"\nfiles = ["{tmp_path}/good.py"]\n'
+        f'[python.bad]\ninterpreter = "{sys.executable}"\nmodules = ["no_such_module_here"]\n'
+        '[exec."mail.unsend"]\ncommand = ["/nonexistent/unsend"]\n'
+    )
+    hosts = {check["text"].split(":")[0]: check for check in asked("doctor", "--hosts", code=1)["checks"]
+             if check["check"] == "hosts"}  # fmt: skip
+    assert hosts["[python.good]"]["level"] == "ok" and "x.undo" in hosts["[python.good]"]["text"]
+    assert hosts["[python.bad]"]["level"] == "bad" and "no_such_module_here" in hosts["[python.bad]"]["text"]
+    assert hosts["mail.unsend"]["level"] == "bad"
+
+
+@pytest.mark.promise("14.8")
+def test_doctor_paths_lists_every_file_there_is(kit: AgentKit) -> None:
+    committed(kit)
+    kit.close()
+    listed = {Path(told["path"]) for told in asked("doctor", "--paths").values()}
+    home, anchors = kit.home.path, kit.home.anchors
+    for path in [*home.rglob("*"), *anchors.rglob("*")]:
+        assert any(path == one or one in path.parents for one in listed - {home}) or path.name.startswith(
+            "amends.db"
+        ), path
+    assert {home, kit.home.db, anchors} <= listed
+
+
+def test_a_healthy_device_needs_nothing(kit: AgentKit) -> None:
+    committed(kit)
+    result = run("doctor")
+    assert result.exit_code == 0 and "fdatasync" in result.stdout
+    assert not [path for path in kit.home.path.iterdir() if path.name.startswith(".doctor")]
+
+
+@pytest.mark.promise("12")
+def test_an_irreversible_step_shows_that_nothing_takes_it_back(kit: AgentKit) -> None:
+    import threading
+
+    def answer() -> None:
+        until(lambda: _inbox())
+        assert run("approve", "order-1", "--by", "Ann").exit_code == 0
+
+    person = threading.Thread(target=answer)
+    person.start()
+    with saga_scope("order-1", kit=kit) as saga:
+        saga.execute("mail.send", charge, {"n": 1}, semantics=IRREVERSIBLE)
+    person.join()
+    [step] = asked("show", "order-1")["steps"]
+    assert (step["semantics"], step["state"], step["compensation"]) == ("irreversible", "done", None)
+    assert "a named person decides" in run("show", "order-1", "--why").stdout

@@ -1,0 +1,494 @@
+"""A dead agent's work is undone by another process: each inverse once, in reverse order, and the ledger agrees."""
+
+from __future__ import annotations
+
+import json
+import signal
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from worlds import PROGRAM, World, kill
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> Iterator[World]:
+    made = World(tmp_path)
+    yield made
+    made.close()
+
+
+THREE = """
+with saga_scope(id="order-1") as saga:
+    buy(saga, "book")
+    buy(saga, "pen", compensate=derived)
+    buy(saga, "ink", "{wish}", undo=declared(), compensate=derived)
+"""
+
+
+@pytest.mark.promise("4.1")
+def test_a_killed_agent_is_unwound_by_another_process_in_reverse_order(world: World) -> None:
+    agent = world.agent(THREE.format(wish="then=hang"))
+    world.kill_at_open(agent)
+    assert world.standing() == ["book", "pen", "ink"]
+    code, said = world.recover()
+    assert (code, said) == (0, {"recovered": ["order-1"], "escalated": [], "skipped": []})
+    assert world.refunded() == ["ink", "pen", "book"]
+    assert world.standing() == [] and world.one_effect_per_key()
+
+
+@pytest.mark.promise("1.8")
+def test_an_effect_that_lands_after_its_caller_died_is_undone_once_it_cannot_land_any_more(world: World) -> None:
+    agent = world.agent(
+        """
+        with saga_scope(id="order-1") as saga:
+            buy(saga, "book")
+            buy(saga, "ink", "after_close_ms=300", undo=declared(), settle=1.0)
+        """
+    )
+    world.kill_at_open(agent)
+    assert world.recover()[1]["recovered"] == ["order-1"]
+    assert world.refunded() == ["ink", "book"]
+    time.sleep(0.5)
+    assert world.standing() == [] and world.one_effect_per_key()
+
+
+@pytest.mark.promise("1.3")
+def test_without_a_declared_inverse_an_effect_whose_answer_was_lost_goes_to_a_person(world: World) -> None:
+    agent = world.agent(
+        """
+        with saga_scope(id="order-1") as saga:
+            buy(saga, "book")
+            buy(saga, "ink", "then=hang", compensate=derived, settle=0.2)
+        """
+    )
+    world.kill_at_open(agent)
+    code, said = world.recover()
+    assert code == 1 and said["recovered"] == []
+    assert said["escalated"] == [{"saga": "order-1", "step": 2, "reason": "unknown_without_inverse"}]
+    assert world.recover() == (code, said), "asked again, it says the same and does nothing"
+    assert world.standing() == ["ink"], "what nothing can undo holds nobody up"
+
+
+@pytest.mark.promise("4.1")
+def test_an_interrupted_unwinding_is_finished_and_not_restarted(world: World) -> None:
+    agent = world.agent(
+        """
+        with saga_scope(id="order-1") as saga:
+            buy(saga, "book")
+            buy(saga, "pen", undo=declared("answer_ms=600"))
+            buy(saga, "ink", undo=declared())
+            time.sleep(60)
+        """
+    )
+    world.until("three charges", lambda: len(world.effects("charge")) == 3 and world.kinds().count("step.done") == 3)
+    kill(agent)
+    first = world.daemon()
+    world.until("the second refund is under way", lambda: len(world.effects("refund")) == 2)
+    kill(first)
+    assert world.recover()[0] == 0
+    assert world.refunded() == ["ink", "pen", "book"]
+    tried = [attempt["body"]["of"] for attempt in world.attempts() if attempt["kind"] == "refund"]
+    assert [tried.count(of) for of in dict.fromkeys(tried)] == [1, 2, 1], "only the one whose answer was lost"
+    assert world.one_effect_per_key()
+
+
+@pytest.mark.promise("4.1")
+def test_an_inverse_that_may_not_run_twice_is_not_run_again_when_its_answer_was_lost(world: World) -> None:
+    agent = world.agent(
+        """
+        with saga_scope(id="order-1") as saga:
+            buy(saga, "book")
+            buy(saga, "ink", undo=declared("answer_ms=30000", "shop.refund_unkeyed"))
+            time.sleep(60)
+        """
+    )
+    world.until("two charges", lambda: world.effects("charge") and world.kinds().count("step.done") == 2)
+    kill(agent)
+    first = world.daemon()
+    world.until_open(kind="refund")
+    kill(first)
+    code, said = world.recover()
+    assert code == 1 and said["escalated"] == [{"saga": "order-1", "step": 2, "reason": "undo_answer_lost"}]
+    assert len([a for a in world.attempts() if a["kind"] == "refund"]) == 1
+    assert world.standing() == ["book"], "what lies behind it waits"
+
+
+@pytest.mark.promise("4.1")
+def test_of_many_daemons_one_undoes_each_dead_saga(world: World) -> None:
+    daemons = [world.daemon() for _ in range(4)]
+    agents = [
+        world.agent(
+            f"""
+            with saga_scope(id="order-{n}") as saga:
+                buy(saga, "book-{n}")
+                buy(saga, "pen-{n}", undo=declared("answer_ms=150"))
+                buy(saga, "ink-{n}", "then=hang", undo=declared(), settle=0.3)
+            """,
+            name=f"agent_{n}",
+        )
+        for n in range(5)
+    ]
+    world.until_open(5)
+    for agent in agents:
+        kill(agent)
+    world.until("all sagas have ended", lambda: world.kinds().count("saga.ended") == 5)
+    refunds = [attempt["key"] for attempt in world.attempts() if attempt["kind"] == "refund"]
+    assert len(refunds) == len(set(refunds)) == 15
+    assert world.standing() == []
+    for daemon in daemons:
+        daemon.send_signal(signal.SIGTERM)
+    assert [daemon.wait(20) for daemon in daemons] == [0] * 4
+    assert not list((world.home / "run").glob("?" * 26 + ".lock")), "the dead leave no lock files"
+
+
+@pytest.mark.promise("4.2")
+def test_a_stopped_agent_is_alive_and_is_not_robbed(world: World) -> None:
+    agent = world.agent(
+        """
+        with saga_scope(id="order-1") as saga:
+            buy(saga, "book")
+            buy(saga, "ink", "delay_ms=700")
+        """
+    )
+    world.until_open()
+    agent.send_signal(signal.SIGSTOP)
+    code, said = world.recover()
+    assert (code, said["skipped"]) == (0, [{"saga": "order-1", "reason": "held by a live driver"}])
+    agent.send_signal(signal.SIGCONT)
+    assert agent.wait(20) == 0
+    assert world.recover()[1] == {"recovered": [], "escalated": [], "skipped": []}
+    assert world.standing() == ["book", "ink"]
+
+
+@pytest.mark.promise("4.2")
+def test_a_process_that_lost_its_saga_is_fenced_off(world: World) -> None:
+    """Somebody deletes the lock file of a stopped agent by hand; when it goes on, its facts are refused."""
+    agent = world.agent(
+        """
+        with saga_scope(id="order-1") as saga:
+            buy(saga, "book")
+            buy(saga, "ink", "delay_ms=700")
+            buy(saga, "pen")
+        """
+    )
+    world.until_open()
+    agent.send_signal(signal.SIGSTOP)
+    for lock in (world.home / "run").glob("*.lock"):
+        if lock.stem != "home":
+            lock.unlink()
+    assert world.recover()[1]["recovered"] == ["order-1"]
+    agent.send_signal(signal.SIGCONT)
+    assert agent.wait(20) != 0
+    assert "taken over" in agent.communicate()[1] or world.kinds()[-1] == "saga.ended"
+    assert "pen" not in [effect["body"].get("item") for effect in world.effects()]
+
+
+@pytest.mark.promise("4.3")
+def test_a_handler_that_nobody_has_is_escalated_and_runs_once_somebody_has_it(world: World) -> None:
+    agent = world.agent(
+        """
+        with saga_scope(id="order-1") as saga:
+            buy(saga, "book")
+            buy(saga, "ink", undo=declared(handler="shop.elsewhere"))
+            time.sleep(60)
+        """
+    )
+    world.until("two charges", lambda: world.effects("charge") and world.kinds().count("step.done") == 2)
+    kill(agent)
+    code, said = world.recover()
+    assert code == 1 and said["escalated"] == [{"saga": "order-1", "step": 2, "reason": "no_handler"}]
+    assert world.effects("refund") == [], "what lies behind it waits"
+    (world.folder / "elsewhere.py").write_text(
+        "import shop\nfrom amends import compensator\ncompensator('shop.elsewhere')(shop.refund)\n"
+    )
+    (world.home / "handlers.toml").write_text(
+        f'version = 1\n[python.shop]\ninterpreter = "{sys.executable}"\nfiles = ["{world.folder}/elsewhere.py"]\n'
+        f'path = ["{world.folder}"]\n'
+    )
+    item = json.loads(world.amends("inbox", "--json").stdout)[0]
+    assert world.amends("retry", item["id"], "--by", "Ada").returncode == 0
+    assert world.refunded() == ["ink", "book"]
+
+
+@pytest.mark.promise("4.3")
+def test_a_closure_dies_with_its_process_and_is_escalated(world: World) -> None:
+    agent = world.agent(
+        """
+        with saga_scope(id="order-1") as saga:
+            buy(saga, "ink", undo=Compensation(lambda: None))
+            time.sleep(60)
+        """
+    )
+    world.until("a charge", lambda: world.effects("charge") and world.kinds().count("step.done") == 1)
+    kill(agent)
+    assert world.recover()[1]["escalated"] == [{"saga": "order-1", "step": 1, "reason": "closure"}]
+
+
+@pytest.mark.promise("4.4")
+def test_any_program_can_be_a_handler(world: World) -> None:
+    (world.folder / "unpay").write_text(
+        f"#!{sys.executable}\nimport json, sys\nsys.path.insert(0, {str(world.folder)!r})\nimport shop\n"
+        "asked = json.load(sys.stdin)\n"
+        "shop.post('/refund', asked['kwargs'], asked['idempotency_key'])\n"
+    )
+    (world.folder / "unpay").chmod(0o755)
+    world.amends("init")
+    (world.home / "handlers.toml").write_text(
+        f'version = 1\n[exec."bank.unpay"]\ncommand = ["{world.folder}/unpay"]\nidempotent = true\n'
+    )
+    agent = world.agent(
+        """
+        with saga_scope(id="order-1") as saga:
+            buy(saga, "ink", "then=hang", undo=declared(handler="bank.unpay"))
+        """
+    )
+    world.kill_at_open(agent)
+    assert world.recover()[1]["recovered"] == ["order-1"]
+    assert world.refunded() == ["ink"]
+
+
+@pytest.mark.promise("4.4")
+def test_a_probe_in_a_host_settles_what_nobody_knows(world: World) -> None:
+    (world.folder / "look.py").write_text(
+        "import json, os, urllib.request\nfrom amends import ABSENT, PRESENT\n"
+        "def charged(item, idempotency_key, wish=''):\n"
+        "    with urllib.request.urlopen(os.environ['LEDGER_URL'] + '/effects') as answer:\n"
+        "        there = [e for e in json.load(answer) if e['key'] == idempotency_key]\n"
+        "    return PRESENT(there[0]['id']) if there else ABSENT\n"
+    )
+    agent = world.agent(
+        """
+        import look
+        with saga_scope(id="order-1") as saga:
+            buy(saga, "book")
+            buy(saga, "ink", "delay_ms=9000", undo=declared(), probe=look.charged, settle=60)
+        """
+    )
+    world.kill_at_open(agent)
+    assert world.recover()[1]["recovered"] == ["order-1"], "a probe that answers spares the wait"
+    assert world.refunded() == ["book"]
+    assert [e.out for e in world.log() if e.kind == "step.probed"] == ["absent"]
+
+
+@pytest.mark.promise("4.3")
+@pytest.mark.parametrize("column", ["line", "open"])
+def test_a_damaged_record_stops_recovery_before_anything_is_done(world: World, column: str) -> None:
+    agent = world.agent(THREE.format(wish="then=hang"))
+    world.kill_at_open(agent)
+    seq = next(e.seq for e in world.log() if e.kind == "step.intended" and e.step == 2)
+    _flip(world.home / "amends.db", seq, column)
+    ran = world.amends("recoverd", "--once", "--json")
+    said = json.loads(ran.stdout)
+    assert ran.returncode == 7, ran.stderr
+    named = (seq, seq + 1) if column == "line" else (seq,)  # a changed line shows where the next one names its hash
+    assert any(f"ecord {one}" in said["error"]["message"] for one in named), said
+    assert world.effects("refund") == []
+
+
+def _flip(path: Path, seq: int, column: str) -> None:
+    """Change one letter inside a value, so that the record is still well-formed JSON."""
+    import apsw
+
+    db = apsw.Connection(str(path))
+    (value,) = db.execute(f"select {column} from entry where seq = ?", (seq,)).fetchone()
+    raw = value if isinstance(value, bytes) else value.encode()
+    place = raw.index(b"shop.charge" if column == "line" else b"pen")
+    changed = raw[:place] + bytes([raw[place] ^ 1]) + raw[place + 1 :]
+    stored = changed if isinstance(value, bytes) else changed.decode()
+    db.execute(f"update entry set {column} = ? where seq = ?", (stored, seq))
+    db.close()
+
+
+@pytest.mark.promise("4.3")
+def test_without_the_devices_keys_nothing_is_done(world: World) -> None:
+    agent = world.agent(THREE.format(wish="then=hang"))
+    world.kill_at_open(agent)
+    (world.home / "device" / "seed").unlink()
+    ran = world.amends("recoverd", "--once")
+    assert ran.returncode == 4 and "keys" in ran.stderr
+    assert world.effects("refund") == []
+
+
+@pytest.mark.promise("4.7")
+def test_a_dry_run_tells_the_story_and_changes_nothing(world: World) -> None:
+    agent = world.agent(THREE.format(wish="then=hang"))
+    world.kill_at_open(agent)
+    before = len(world.log()), sorted(str(path) for path in world.home.rglob("*"))
+    ran = world.amends("recoverd", "--dry-run", "--json")
+    said = json.loads(ran.stdout)
+    assert ran.returncode == 0 and said["recovered"] == ["order-1"]
+    assert [(deed["does"], deed["step"]) for deed in said["plan"]] == [
+        ("wait", 3), ("undo", 3), ("undo", 2), ("undo", 1), ("end", 0),
+    ]  # fmt: skip
+    assert (len(world.log()), sorted(str(path) for path in world.home.rglob("*"))) == before
+    assert world.effects("refund") == []
+    told = world.amends("recoverd", "--dry-run").stdout
+    assert "Nothing was changed." in told and "shop.refund" in told
+    assert world.recover()[1]["recovered"] == ["order-1"], "and then it happens as told"
+
+
+@pytest.mark.promise("4.1")
+def test_a_saga_inside_another_is_undone_with_it_in_one_order(world: World) -> None:
+    agent = world.agent(
+        """
+        with saga_scope(id="outer") as saga:
+            buy(saga, "book")
+            with saga_scope(name="inner") as inner:
+                buy(inner, "pen")
+                buy(inner, "cap")
+            buy(saga, "ink", "then=hang")
+        """
+    )
+    world.kill_at_open(agent)
+    assert world.recover()[1]["recovered"] == ["outer"]
+    assert world.refunded() == ["ink", "cap", "pen", "book"]
+    assert world.kinds().count("saga.ended") == 2
+
+
+@pytest.mark.promise("1.11")
+def test_a_saga_that_wants_to_be_resumed_is_left_and_resumed(world: World) -> None:
+    body = """
+        with saga_scope(id="order-1", on_crash="resume", resume_within={within}) as saga:
+            buy(saga, "book")
+            if not os.environ.get("AGAIN"):
+                time.sleep(60)
+            buy(saga, "pen")
+        """
+    agent = world.agent(body.format(within=3600))
+    world.until("a charge", lambda: world.kinds().count("step.done") == 1)
+    kill(agent)
+    code, said = world.recover()
+    assert code == 0 and said["recovered"] == [] and "waits to be resumed" in said["skipped"][0]["reason"]
+    assert world.agent(body.format(within=3600), env={"AGAIN": "1"}).wait(20) == 0
+    assert world.standing() == ["book", "pen"] and len(world.attempts()) == 2
+
+
+@pytest.mark.promise("1.11")
+def test_a_saga_that_nobody_resumes_in_time_is_undone_by_the_waiting_daemon(world: World) -> None:
+    agent = world.agent(
+        """
+        with saga_scope(id="order-1", on_crash="resume", resume_within=1.5) as saga:
+            buy(saga, "book")
+            time.sleep(60)
+        """
+    )
+    world.until("a charge", lambda: world.kinds().count("step.done") == 1)
+    kill(agent)
+    world.daemon()
+    world.until("it was let lie", lambda: "saga.released" in world.kinds())
+    assert world.effects("refund") == []
+    world.until("it was undone", lambda: world.kinds()[-1] == "saga.ended")
+    assert world.refunded() == ["book"]
+
+
+@pytest.mark.promise("4.1")
+def test_a_question_that_nobody_waits_for_any_more_is_withdrawn(world: World) -> None:
+    agent = world.agent(
+        """
+        with saga_scope(id="order-1") as saga:
+            buy(saga, "book")
+            saga.execute("shop.send", shop.charge, dict(item="parcel"), semantics=IRREVERSIBLE)
+        """
+    )
+    world.until("it asks", lambda: "step.asked" in world.kinds())
+    kill(agent)
+    assert world.recover()[1] == {"recovered": ["order-1"], "escalated": [], "skipped": []}
+    assert world.refunded() == ["book"] and json.loads(world.amends("inbox", "--json").stdout) == []
+
+
+@pytest.mark.promise("4.1")
+def test_a_daemon_that_is_asked_to_stop_lets_go_between_two_inverses(world: World) -> None:
+    agent = world.agent(
+        """
+        with saga_scope(id="order-1") as saga:
+            buy(saga, "book")
+            buy(saga, "ink", undo=declared("answer_ms=700"))
+            time.sleep(60)
+        """
+    )
+    world.until("two charges", lambda: world.kinds().count("step.done") == 2)
+    kill(agent)
+    daemon = world.daemon()
+    world.until_open(kind="refund")
+    daemon.send_signal(signal.SIGTERM)
+    assert daemon.wait(20) == 0
+    assert world.refunded() == ["ink"], "the one that ran was waited for, the next one was not begun"
+    assert [e.kind for e in world.log() if e.saga][-2:] == ["undo.done", "saga.released"]
+    assert world.recover()[1]["recovered"] == ["order-1"]
+    assert world.refunded() == ["ink", "book"]
+    assert len([a for a in world.attempts() if a["kind"] == "refund"]) == 2
+
+
+@pytest.mark.promise("4.1")
+def test_an_agent_can_ask_for_recovery_before_it_starts(world: World) -> None:
+    agent = world.agent(THREE.format(wish="then=hang"))
+    world.kill_at_open(agent)
+    later = world.agent(
+        """
+        print(AgentKit(recover=True).status()["dead"])
+        """,
+        name="later",
+    )
+    out, err = later.communicate(timeout=30)
+    assert (out.strip(), later.returncode) == ("[]", 0), err
+    assert world.refunded() == ["ink", "pen", "book"]
+
+
+# ---- amends run ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.promise("12.1")
+def test_run_passes_on_the_exit_code_and_recovers_at_once(world: World) -> None:
+    script = world.script(
+        """
+        import signal
+        with saga_scope(id="order-1") as saga:
+            buy(saga, "book")
+            os.kill(os.getpid(), signal.SIGKILL)
+        """
+    )
+    ran = world.amends("run", "--", sys.executable, str(script))
+    assert ran.returncode == 128 + 9 and ran.stdout == ""
+    assert "order-1" in ran.stderr and world.refunded() == ["book"]
+    assert world.amends("run", "--", sys.executable, "-c", "raise SystemExit(7)").returncode == 7
+    assert world.amends("run", "--", "/nowhere/agent").returncode == 127
+    assert world.amends("run").returncode == 2
+
+
+@pytest.mark.promise("4.1")
+def test_run_undoes_what_earlier_agents_left_before_it_starts_the_next(world: World) -> None:
+    agent = world.agent(THREE.format(wish="then=hang"))
+    world.kill_at_open(agent)
+    script = world.script("buy_next = shop.charge('next')", name="next")
+    assert world.amends("run", "--", sys.executable, str(script)).returncode == 0
+    order = [(effect["kind"], effect["body"].get("item")) for effect in world.effects()]
+    assert order[-4:] == [("refund", None)] * 3 + [("charge", "next")]
+
+
+@pytest.mark.promise("12.1")
+def test_run_hands_signals_on_to_the_agent(world: World) -> None:
+    script = world.script(
+        """
+        import signal
+        with saga_scope(id="order-1", unwind_on_sigterm=True) as saga:
+            buy(saga, "book")
+            time.sleep(60)
+        """
+    )
+    child = world.start([*PROGRAM, "run", "--", sys.executable, str(script)], start_new_session=True)
+    world.until("a charge", lambda: world.kinds().count("step.done") == 1)
+    child.send_signal(signal.SIGTERM)
+    assert child.wait(20) == 128 + 15, child.communicate()
+    assert world.refunded() == ["book"]
+
+
+@pytest.mark.promise("4.1")
+def test_run_gives_the_agent_its_home(world: World) -> None:
+    other = world.folder / "other"
+    show = "import os; print(os.environ['AMENDS_HOME'])"
+    ran = world.amends("--home", str(other), "run", "--", sys.executable, "-c", show)
+    assert ran.stdout.strip() == str(other)
+    assert (other / "amends.db").exists()
