@@ -198,13 +198,16 @@ def put(kept: Path) -> Path:
     return place
 
 
+def on(kept: dict[str, Path], work: str) -> Callable[[Variant], Figures]:
+    """That work, each time on the log as it was left."""
+    return lambda variant: child(variant, put(kept[variant.name]), work)
+
+
 def sweep(folder: Path, rounds: int) -> None:
     for records in SIZES:
         kept, told = left_behind(fresh(folder), records)
         time.sleep(LEASE_S)
-        found = compare(
-            [THEIRS, OURS], rounds, lambda variant: child(variant, put(kept[variant.name]), "sweep")
-        )
+        found = compare([THEIRS, OURS], rounds, on(kept, "sweep"))
         heading(f"Recovery of a log of {records:,} records", f"{rounds} rounds")
         print(f"  {told}; three compensations each")
         base, mine = (column(found, v.name, "sweep", "s") for v in (THEIRS, OURS))
@@ -221,11 +224,13 @@ def sweep(folder: Path, rounds: int) -> None:
 
 def verify(folder: Path, rounds: int, records: int = 100_000) -> None:
     kept, _ = left_behind(fresh(folder), records)
-    found = compare([THEIRS, OURS], rounds, lambda variant: child(variant, put(kept[variant.name]), "verify"))
+    found = compare([THEIRS, OURS], rounds, on(kept, "verify"))
     heading(f"Verify a log of {records:,} records", f"{rounds} rounds")
     base, mine = (column(found, v.name, "verify", "records_s") for v in (THEIRS, OURS))
     say("rate", THEIRS.name, f"{shown(middle(base))} records/s")
-    say("rate, everything checked", OURS.name, f"{shown(middle(mine))} records/s", f"{ratios(mine, base)} x   goal >= 5")
+    say(
+        "rate, everything checked", OURS.name, f"{shown(middle(mine))} records/s", f"{ratios(mine, base)} x   goal >= 5"
+    )
     for variant in (THEIRS, OURS):
         goal = "goal <= 64 MB" if variant is OURS else ""
         say("peak memory", variant.name, f"{middle(column(found, variant.name, 'verify', 'rss_mb')):.0f} MB", goal)
@@ -247,12 +252,14 @@ def start(folder: Path, rounds: int) -> None:
     script = Path(sys.executable).with_name("amends")
     theirs = Path(peer).with_name("agent-saga")
     frozen = HERE.parent / "dist" / "amends"
+    command = [str(script), "--version"] if script.exists() else [sys.executable, "-c", code]
+    kit = "from amends import AgentKit; AgentKit().close()"
     asked: list[tuple[str, str, list[str], str]] = [
         ("--version", "agent-saga", [str(theirs), "--version"], ""),
-        ("--version", "amends", [str(script), "--version"] if script.exists() else [sys.executable, "-c", code], "0.40"),
+        ("--version", "amends", command, "0.40"),
         ("import", "agent-saga", [peer, "-c", "import agent_saga"], ""),
         ("import", "amends", [sys.executable, "-c", "import amends"], "0.50"),
-        ("import, and open a kit", "amends", [sys.executable, "-c", "from amends import AgentKit; AgentKit().close()"], ""),
+        ("import, and open a kit", "amends", [sys.executable, "-c", kit], ""),
         ("nothing at all", "python", [sys.executable, "-c", "pass"], ""),
     ]  # fmt: skip
     if frozen.exists():

@@ -61,8 +61,8 @@ def disk(folder: Path) -> str:
     path.unlink()
     a, b = percentiles(appended), percentiles(over)
     return (
-        f"{_file_system(folder)}: 4 KB + {flush.__name__} p50 {a['p50']:.0f} us appended, {b['p50']:.0f} us overwritten "
-        f"(p95 {a['p95']:.0f}, {b['p95']:.0f})"
+        f"{_file_system(folder)}: 4 KB + {flush.__name__} p50 {a['p50']:.0f} us appended, "
+        f"{b['p50']:.0f} us overwritten (p95 {a['p95']:.0f}, {b['p95']:.0f})"
     )
 
 

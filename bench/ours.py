@@ -21,7 +21,6 @@ from amends import AgentKit, Compensation, saga_scope
 
 CONFIG: dict[str, Any] = json.loads(sys.argv[1]) if __name__ == "__main__" else {}
 HOME = os.path.join(CONFIG.get("dir", "."), "home")
-os.environ["AMENDS_ANCHORS"] = os.path.join(CONFIG.get("dir", "."), "anchors")
 BARRIERS = CONFIG.get("barriers", "strict")
 
 
@@ -252,5 +251,6 @@ async def main(work: str) -> dict[str, Any]:
 
 if __name__ == "__main__":
     os.makedirs(CONFIG["dir"], exist_ok=True)
+    os.environ["AMENDS_ANCHORS"] = os.path.join(CONFIG["dir"], "anchors")
     asked = sys.argv[2]
     print(json.dumps({asked: ALONE[asked]()} if asked in ALONE else asyncio.run(main(asked))))

@@ -55,7 +55,9 @@ def turns(variants: Sequence[Variant], rounds: int) -> list[list[Variant]]:
     return [list(variants) if i % 2 == 0 else list(variants)[::-1] for i in range(rounds)]
 
 
-def compare(variants: Sequence[Variant], rounds: int, measure: Callable[[Variant], Figures]) -> list[dict[str, Figures]]:
+def compare(
+    variants: Sequence[Variant], rounds: int, measure: Callable[[Variant], Figures]
+) -> list[dict[str, Figures]]:
     """One table of figures per round: variant name -> its figures."""
     table = []
     for turn in turns(variants, rounds):

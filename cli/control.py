@@ -10,13 +10,14 @@ from typing import Any
 
 import click
 
+from ..runtime.adopted import carry_over
 from ..runtime.daemon import name_of
 from ..runtime.state import State
 from ..store.errors import AmendsError, YouErred
 from ..store.home import Home
 from ..store.identity import adopt, open_log
 from . import ui
-from .device import home, looking
+from .device import acting, home, looking
 
 
 @click.command(cls=ui.Verb, name="init")
@@ -29,22 +30,23 @@ def init(adopted: bool, by: str, reason: str, i_know: bool) -> None:
     if not adopted and (by or reason):
         raise YouErred("--by and --reason belong to --adopt.", next="Say --adopt as well, or leave them out.")
     found = Home(home().path, i_know=i_know)
-    left = [one.saga for one in adopt(found, by, reason)] if adopted else []
+    if adopted:
+        adopt(found, by, reason)
     before = found.db.exists()
-    log = open_log(found, State(), warn=ui.warn)
-    try:
+    if not before:
+        open_log(found, State(), warn=ui.warn).close()
+    with acting() as kit:
         document = {
-            "home": str(found.path), "origin": log.origin, "created": not before, "adopted": adopted,
-            "records": log.size, "left": left,
+            "home": str(found.path), "origin": kit.log.origin, "created": not before, "adopted": adopted,
+            "left": carry_over(kit), "records": kit.log.size,
         }  # fmt: skip
-    finally:
-        log.close()
+    left = document["left"]
     if ui.session().as_json:
         return ui.emit(document)
     if adopted:
         ui.say(f"A new incarnation goes on in {found.path} as {log.origin}.")
         for saga in left:
-            ui.say(f"left open in the old log: {saga}; nobody will undo it")
+            ui.say(f"left open in the old log, and now for you to decide: {saga}; see `amends inbox`")
     else:
         ui.say(f"{'There is a' if before else 'Made a'} home at {found.path} ({log.origin}).")
     ui.say("Next: run your agent under `amends run -- CMD`, or `amends service install` to have recovery at hand.")

@@ -82,7 +82,7 @@ def _pay(what: str, amount_minor: int, idempotency_key: str, wish: str = "") -> 
 
 
 def _agent() -> int:
-    """Three payments with one fate. The first inverse is declared, the second derived from the answer, the third both."""
+    """Three payments, one fate. The first inverse is declared, the second derived from the result, the third both."""
     from ..runtime.scope import saga_scope
     from ..runtime.semantics import ActionSemantics
     from ..runtime.tools import Compensation
@@ -93,6 +93,8 @@ def _agent() -> int:
     def derived(result: dict[str, Any]) -> Compensation:
         return Compensation(handler="demo.refund", kwargs={"of": result["id"]})
 
+    sys.stdout.write(f"{os.getpid()}\n")
+    sys.stdout.flush()
     common: dict[str, Any] = {"semantics": ActionSemantics.COMPENSABLE, "settle": SETTLE_S}
     with saga_scope(SAGA) as saga:
         saga.execute("train.pay", _pay, {"what": "train", "amount_minor": 8900}, undo=declared, **common)
@@ -106,7 +108,8 @@ def _handler() -> int:
     """An exec handler: one JSON object in, one out. A payment that is not there needs no refund."""
     asked = json.loads(sys.stdin.read())
     try:
-        answer: dict[str, Any] = {"outcome": "done", "result": _post("/refund", asked["kwargs"], asked["idempotency_key"])}
+        said = _post("/refund", asked["kwargs"], asked["idempotency_key"])
+        answer: dict[str, Any] = {"outcome": "done", "result": said}
     except urllib.error.HTTPError as error:
         if error.code != 404:
             raise
@@ -160,9 +163,11 @@ class Stage:
         from .recovery import program
 
         with open(self.folder / f"{name}.txt", "ab") as said:
-            child = self.children[name] = subprocess.Popen(
-                [*program(), *args], env=self.env, stderr=said, **({"stdin": subprocess.DEVNULL, "stdout": said} | more)
+            settings: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stdout": said, **more}
+            child: subprocess.Popen[bytes] = subprocess.Popen(
+                [*program(), *args], env=self.env, stderr=said, **settings
             )
+        self.children[name] = child
         return child
 
     def _said(self, name: str) -> str:
@@ -176,11 +181,16 @@ class Stage:
             raise Trouble("the ledger did not start")
         self._make_home()
         self.start("daemon", "recoverd")
-        agent = self.start("agent", "demo", "--role", "agent")
+        agent = self.start("agent", "demo", "--role", "agent", stdout=subprocess.PIPE)
+        assert agent.stdout
+        pid = agent.stdout.readline().decode().strip()
+        if not pid.isdigit():
+            raise Trouble("the agent did not start")
         self._until("the third payment is under way", self._third_is_open)
         time.sleep(KNOWN_S)
-        agent.send_signal(signal.SIGKILL if hasattr(signal, "SIGKILL") else signal.SIGTERM)
-        agent.wait()
+        # Its own process: of the single-file executable, what we started is only the loader.
+        os.kill(int(pid), signal.SIGKILL if hasattr(signal, "SIGKILL") else signal.SIGTERM)
+        agent.wait(PATIENCE_S)
         self._until("the log tells the end", lambda: self._entries() and self._entries()[-1].kind == "saga.ended")
         self._stop("daemon")
 
@@ -310,21 +320,22 @@ def _story(told: dict[str, Any]) -> list[str]:
     lines = [
         f"An agent began the saga {told['saga']}: three payments over HTTP that share one fate.",
         f"  The log knew {len(log['known_done'])} of them as done: {', '.join(log['known_done'])}.",
-        f"  Then the agent was killed (SIGKILL) in the middle of {', '.join(log['lost'])}: nobody knew whether it happened.",
+        f"  Then the agent was killed (SIGKILL) in the middle of {', '.join(log['lost'])}:",
+        "  nobody knew whether that one happened.",
     ]
     if ledger["landed_after_death"]:
         lines.append("  It did: the ledger took that payment after its caller was dead.")
     return lines + [
         "",
-        f"The recovery daemon, another process, took the saga over {log['taken_over_after_ms']} ms after the ledger saw "
-        "the connection break,",
+        "The recovery daemon, another process, took the saga over "
+        f"{log['taken_over_after_ms']} ms after the ledger saw the connection break,",
         f"  waited until nothing could land any more, and undid, youngest first: {', '.join(log['undone'])}.",
         f"  The log says: {log['outcome']}.",
         "",
         f"The ledger, asked directly: {ledger['attempts']} attempts under {ledger['keys']} idempotency keys, "
         f"{ledger['charges']} payments, {ledger['refunds']} refunds,",
         f"  at most {ledger['most_effects_of_one_key']} effect per key, {ledger['standing']} payments left standing.",
-        f"The log, checked from the first byte: {checked['verdict']}, {checked['size']} records, level {checked['level']}.",
+        f"The log, checked from its first byte: {checked['verdict']}, {checked['size']} records ({checked['level']}).",
         "",
         "Log and ledger agree: nothing is left standing." if told["ok"] else "Log and ledger do NOT agree.",
         *(["", "Look around:", *(f"  {line}" for line in told["look"]),

@@ -2,7 +2,8 @@
 
 A check is one function and one line in the table: it answers with findings, each `ok`, `warn` or `bad`, a sentence, and
 what to do. Doctor changes nothing but one scratch file of its own, which it removes; the database is never opened
-behind SQLite's back. `--hosts` starts every handler host; nothing else here runs code of the user's.
+behind SQLite's back. `--hosts` starts every handler host; without it, only the Python hosts of handlers.toml are asked,
+and only where a compensation is pending whose name nothing else explains.
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ from ..store.audit import verify as verify_log
 from ..store.errors import AmendsError
 from ..store.home import Home
 from ..store.keys import Identity
+from ..store.sqlite import engine_version
 from . import ui
 from .device import Looking, existing, home
 from .service_units import Daemon, unit
@@ -241,9 +243,7 @@ def _log(patient: Patient) -> Iterator[Said]:
     for text in dict.fromkeys(patient.warned):
         yield Said("bad", text)
     if patient.kit is not None:
-        import apsw
-
-        yield Said("ok", f"{patient.kit.log.size} records, SQLite {apsw.sqlite_lib_version()}")
+        yield Said("ok", f"{patient.kit.log.size} records, SQLite {engine_version()}")
 
 
 def _sagas(patient: Patient) -> Iterator[Said]:

@@ -1,4 +1,4 @@
-"""The other side, as a service one can ask: every attempt is counted by its idempotency key, each key takes effect once.
+"""The other side, as a service one can ask: it counts every attempt by idempotency key, and each key acts once.
 
 It serves the demo and the tests alike, over HTTP on this machine only, and misbehaves as real services do, on request
 of the call itself (query parameters; milliseconds):
@@ -12,6 +12,8 @@ of the call itself (query parameters; milliseconds):
 `POST /charge`, `/mail`, any other word: an effect of that kind. `POST /refund` and `/undo` with `{"of": …}` take back
 the effect of that id or that key; one that is not there is answered 404. A key whose effect or refusal stands is
 answered the same again, and with another body 409. Without a key each call is an effect of its own.
+What an exec handler is handed may be posted as it is (`curl --data-binary @-`): its `kwargs` are the body, its
+`idempotency_key` the key.
 `GET /effects`, `/attempts`, `/standing`, `/counts` tell what happened.
 
 Why a service and not a fake in the test's process: a killed agent must leave a real connection behind.
@@ -47,7 +49,8 @@ class Ledger:
         return round(time.monotonic() - self._began, 3)
 
     def attempt(self, kind: str, key: str, body: dict[str, Any], wish: str) -> dict[str, Any]:
-        """Count a call. `wish`: the query it came with. `state` is open, then answered, or gone (the caller hung up); closed_us is wall time."""
+        """Count a call. `wish`: the query it came with. `state`: open, then answered, or gone (the caller hung up);
+        closed_us is wall time."""
         with self.changed:
             made = {"n": len(self.attempts) + 1, "kind": kind, "key": key, "body": body, "wish": wish,
                     "at": self.now(), "state": "open", "status": 0, "closed_us": 0}  # fmt: skip
@@ -170,6 +173,8 @@ class _Call(BaseHTTPRequestHandler):
             return self._answer(400, {"error": "a JSON object and whole milliseconds are expected"})
         if not kind.isidentifier() or not isinstance(body, dict):
             return self._answer(400, {"error": "POST /word with a JSON object"})
+        if not key and isinstance(body.get("kwargs"), dict) and isinstance(body.get("idempotency_key"), str):
+            key, body = body["idempotency_key"], body["kwargs"]
         self._serve(self.server.ledger.attempt(kind, key, body, address.query), wish, waits)
 
     def _serve(self, attempt: dict[str, Any], wish: dict[str, str], waits: dict[str, float]) -> None:

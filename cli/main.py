@@ -22,26 +22,26 @@ from . import ui
 from .version import described
 
 COMMANDS = {
-    "demo": ("demo:demo", "See an agent die halfway and the device make amends, in 20 seconds, offline."),
-    "init": ("control:init", "Make the home folder, its keys and its log. Harmless when they are there."),
-    "run": ("recovery:run", "Run an agent, and undo what it left if it dies."),
-    "ps": ("sagas:ps", "List sagas and what became of them."),
-    "show": ("sagas:show", "Tell one saga's story."),
-    "log": ("sagas:log", "Print the records, and follow them."),
-    "inbox": ("sagas:inbox", "List everything that needs a person."),
-    "approve": ("sagas:approve", "Let an irreversible step happen."),
-    "deny": ("sagas:deny", "Keep an irreversible step from happening."),
-    "undo": ("sagas:undo", "Undo a committed saga, or one step of it."),
-    "retry": ("sagas:retry", "Try an escalated saga again from where it stopped."),
-    "accept": ("sagas:accept", "Account for what stands, in a person's name."),
-    "status": ("control:status", "Say what runs, what waits and what died."),
-    "recoverd": ("recovery:recoverd", "Undo what dead agents left."),
-    "verify": ("doctor:verify", "Check that the log is what was written."),
-    "doctor": ("doctor:doctor", "Look for what could go wrong on this device."),
-    "service": ("service:service", "Let the machine's own supervisor run the recovery daemon."),
-    "completions": ("completions:completions", "Print the completion script of a shell."),
+    "demo": (".demo", "demo", "See an agent die halfway and the device make amends, in 20 seconds, offline."),
+    "init": (".control", "init", "Make the home folder, its keys and its log. Harmless when they are there."),
+    "run": (".recovery", "run", "Run an agent, and undo what it left if it dies."),
+    "ps": (".sagas", "ps", "List sagas and what became of them."),
+    "show": (".sagas", "show", "Tell one saga's story."),
+    "log": (".sagas", "log", "Print the records, and follow them."),
+    "inbox": (".sagas", "inbox", "List everything that needs a person."),
+    "approve": (".sagas", "approve", "Let an irreversible step happen."),
+    "deny": (".sagas", "deny", "Keep an irreversible step from happening."),
+    "undo": (".sagas", "undo", "Undo a committed saga, or one step of it."),
+    "retry": (".sagas", "retry", "Try an escalated saga again from where it stopped."),
+    "accept": (".sagas", "accept", "Account for what stands, in a person's name."),
+    "status": (".control", "status", "Say what runs, what waits and what died."),
+    "recoverd": (".recovery", "recoverd", "Undo what dead agents left."),
+    "verify": (".doctor", "verify", "Check that the log is what was written."),
+    "doctor": (".doctor", "doctor", "Look for what could go wrong on this device."),
+    "service": (".service", "service", "Let the machine's own supervisor run the recovery daemon."),
+    "completions": (".completions", "completions", "Print the completion script of a shell."),
 }
-"""verb -> (where it is: `module:command`, what it does)"""
+"""verb -> (its module, its name there, what it does)"""
 
 BUG, INTERRUPTED = 70, 130
 
@@ -58,8 +58,8 @@ class Program(click.Group):
     def get_command(self, context: click.Context, name: str) -> click.Command | None:
         if name not in COMMANDS:
             return None
-        module, _, attribute = COMMANDS[name][0].partition(":")
-        command: click.Command = getattr(import_module(f".{module}", __package__), attribute)
+        module, attribute, _ = COMMANDS[name]
+        command: click.Command = getattr(import_module(module, __package__), attribute)
         return command
 
     def resolve_command(
@@ -71,12 +71,14 @@ class Program(click.Group):
 
     def format_commands(self, context: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Verbs"):
-            formatter.write_dl([(name, text) for name, (_, text) in COMMANDS.items()])
+            formatter.write_dl([(name, text) for name, (_, _, text) in COMMANDS.items()])
 
     def shell_complete(self, context: click.Context, incomplete: str) -> list[Any]:
         from click.shell_completion import CompletionItem
 
-        items = [CompletionItem(name, help=text) for name, (_, text) in COMMANDS.items() if name.startswith(incomplete)]
+        items = [
+            CompletionItem(name, help=text) for name, (_, _, text) in COMMANDS.items() if name.startswith(incomplete)
+        ]
         return items + click.Command.shell_complete(self, context, incomplete)
 
     def main(  # type: ignore[override]
@@ -88,11 +90,12 @@ class Program(click.Group):
             if hasattr(stream, "reconfigure"):
                 stream.reconfigure(errors="backslashreplace")  # a name that the terminal's encoding lacks is no error
         extra["standalone_mode"] = False
+        ui.begin()
         try:
             code = super().main(said, prog_name=prog_name or "amends", **extra)
             sys.stdout.flush()
         except Exception as error:
-            code = _told(error, ui.said_in_json(said))
+            code = _told(error, ui.wants_json(said))
         sys.exit(code if isinstance(code, int) else 0)
 
 

@@ -47,7 +47,8 @@ class Recovering(AgentKit):
         self.name, self.home, self.dead = "recoverd", home, []
         hosts = Hosts([imported(imports)] if imports else [], load(home.handlers).specs)
         log = open_log(home, State(), warn=warn)
-        self._hold(log, log.identity.hide, log.identity.fingerprint, hosts)
+        identity: Any = log.identity
+        self._hold(log, identity.hide, identity.fingerprint, hosts)
 
 
 _imports = click.option(

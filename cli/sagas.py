@@ -17,7 +17,8 @@ from ..runtime.followup import resolve
 from ..runtime.inbox import Item, commands, item_id, items, queue
 from ..runtime.kit import AgentKit
 from ..runtime.openings import raw_fields, when
-from ..runtime.report import RollbackReport
+from ..runtime.report import REASONS, RollbackReport, StepView
+from ..runtime.saga import Saga
 from ..store.errors import AmendsError, NotFound, Refused
 from ..store.log import Record
 from . import telling, ui
@@ -60,6 +61,8 @@ def ps(every: bool, limit: int) -> None:
         kit.log.refresh()
         stories: Iterator[Story] = Stories(kit).everything() if every else iter(Stories(kit))
         rows = [story.row() for story in itertools.islice(stories, limit or None)]
+        if limit and len(rows) == limit and next(stories, None) is not None:
+            ui.warn(f"older ones than these {limit} are not shown; --limit 0 shows all")
         if ui.session().as_json:
             return ui.emit(rows)
         if not rows:
@@ -351,7 +354,7 @@ def undo(saga: str, step: int | None, dry_run: bool, by: str, reason: str, impor
 
 def _reported(kit: AgentKit, report: RollbackReport, *, dry_run: bool) -> int:
     """Say what a rollback did, or would do."""
-    family = [saga for saga in report.sagas]
+    family = report.sagas
     undone = sorted(
         ((saga, step) for saga in family for step in saga.steps.values() if step.state == "compensated"),
         key=lambda pair: pair[1].undone_seq,
@@ -364,7 +367,7 @@ def _reported(kit: AgentKit, report: RollbackReport, *, dry_run: bool) -> int:
             "clean": report.clean,
             "undone": [{"step": step.number, "tool": step.tool, "handler": step.handler} for _, step in undone],
             "standing": [
-                {"step": view.step, "tool": view.tool, "state": view.state, "reason": view.why or None}
+                {"step": view.step, "tool": view.tool, "state": view.state, "reason": _stands_why(family, view) or None}
                 for view in standing
             ],
         })  # fmt: skip
@@ -373,12 +376,24 @@ def _reported(kit: AgentKit, report: RollbackReport, *, dry_run: bool) -> int:
     for _, step in undone:
         ui.say(f"step {step.number} {step.tool} {would} {step.handler or 'its own process'}")
     for view in standing:
-        ui.say(ui.Word("stands: ", "bad"), f"step {view.step} {view.tool}, {view.state}")
+        would = "would stand: " if dry_run else "stands: "
+        why = REASONS.get(_stands_why(family, view), ("",))[0]
+        ui.say(ui.Word(would, "bad"), f"step {view.step} {view.tool}, {view.state}. {why}")
     if dry_run:
         ui.say("Nothing was changed.")
     else:
         ui.say(report.summary(), "" if report.clean else " `amends inbox` says what needs you.")
     return NOTHING if report.clean else SOMETHING
+
+
+def _stands_why(family: list[Saga], view: StepView) -> str:
+    """The reason code of what stands after a rollback, or would."""
+    step = next(saga for saga in family if saga.id == view.saga).steps[view.step]
+    if view.why:
+        return view.why
+    if step.inv in ("", "none"):
+        return "irreversible" if step.sem == "irreversible" else "orphaned"
+    return "human_task" if step.inv == "human" else "" if step.handler else "closure"
 
 
 def _named(kit: AgentKit, report: RollbackReport) -> str:

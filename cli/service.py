@@ -50,10 +50,11 @@ def install(env_file: Path | None, dry_run: bool) -> int:
     if env_file is not None:
         env_file = Path(os.path.abspath(env_file.expanduser()))
         _check(env_file)
+    if not dry_run:
+        found.create()  # first: it refuses a place that is none, and makes the folder private before it is filled
     made = _unit(found, _executable(found, dry_run), env_file)
     if dry_run:
         return _show(made)
-    found.create()
     gap = _unreachable(made)
     if gap:
         return _elsewhere(made, found, gap)
@@ -128,13 +129,13 @@ def _asked_for() -> Path | None:
     """The file a person names; nobody is asked where nobody can answer."""
     if ui.session().as_json or not sys.stdin.isatty():
         return None
-    ui.say("A service has none of your environment. If handlers need tokens, put NAME=value lines into a file (mode 0600).")
+    ui.say("A service has none of your environment: tokens that handlers need stand in a file of NAME=value lines.")
     said = click.prompt("That file, or nothing", default="", show_default=False).strip()
     return Path(said) if said else None
 
 
 def _check(env_file: Path) -> None:
-    """Raises YouErred for a file that is missing, open to others, or not NAME=value lines; its content is never said."""
+    """Raises YouErred where it is missing, open to others, or not NAME=value lines. Its content is never said."""
     try:
         environment((), str(env_file))
     except Unavailable as why:
@@ -168,15 +169,17 @@ def _unreachable(made: Unit) -> str:
 
 def _elsewhere(made: Unit, found: Home, gap: str) -> int:
     """Nothing was written: what to put where."""
-    lines = [line.split("=", 1)[1] for line in made.content.decode(errors="replace").splitlines() if "ExecStart=" in line]
-    start = lines[0].replace("%%", "%") if lines else "amends recoverd"
-    line = f"AMENDS_HOME={shlex.quote(str(found.path))} {start}"
+    unit_lines = made.content.decode(errors="replace").splitlines()
+    starts = [line.split("=", 1)[1].replace("%%", "%") for line in unit_lines if line.startswith("ExecStart=")]
+    start = starts[0] if starts else "amends recoverd"
+    anchors = f"AMENDS_ANCHORS={shlex.quote(str(found.anchors))} " if os.environ.get("AMENDS_ANCHORS") else ""
+    line = f"AMENDS_HOME={shlex.quote(str(found.path))} {anchors}{start}"
     said = [
         f"{gap} No unit was written. Wherever programs are started on this machine, start this:",
         f"  {line}",
         "With cron (`crontab -e`), which does not start it again when it ends:",
         f"  @reboot {line}",
-        "As a system unit: `amends service install --dry-run` prints it; write it to /etc/systemd/system/amends.service",
+        "As a system unit: write what `amends service install --dry-run` prints to /etc/systemd/system/amends.service",
         f"with the line User={_user()} under [Service] and WantedBy=multi-user.target under [Install], then run:",
         "  systemctl enable --now amends.service",
         "In a container: `amends run -- CMD …` around the agent needs no service.",

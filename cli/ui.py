@@ -19,10 +19,11 @@ import click
 
 
 class Session:
-    """What was said before the verb or after it."""
+    """What was said before the verb or after it. parsed: whether all of it has been read."""
 
     home: str | None = None
     as_json: bool = False
+    parsed: bool = False
 
 
 _latest = Session()  # for other threads of this invocation: click knows its context on the main thread only
@@ -40,14 +41,21 @@ def session(context: click.Context | None = None) -> Session:
     return root.obj
 
 
+def begin() -> None:
+    """Forget the invocation before, in a process that has several."""
+    global _latest
+    _latest = Session()
+
+
 def _take_home(context: click.Context, parameter: click.Parameter, value: str | None) -> None:
+    said = session(context)
     if value is not None:
-        session(context).home = value
+        said.home = value
 
 
 def _take_json(context: click.Context, parameter: click.Parameter, value: bool) -> None:
-    if value:
-        session(context).as_json = True
+    said = session(context)
+    said.as_json = said.as_json or value
 
 
 def options() -> list[click.Parameter]:
@@ -70,6 +78,10 @@ class Verb(click.Command):
     def __init__(self, *args: Any, **more: Any) -> None:
         super().__init__(*args, **more)
         self.params += options()
+
+    def invoke(self, ctx: click.Context) -> Any:
+        session(ctx).parsed = True
+        return super().invoke(ctx)
 
 
 class Verbs(click.Group):
@@ -179,8 +191,10 @@ def emit(document: Any, *, line: bool = False) -> None:
     click.echo(json.dumps(document, ensure_ascii=True, indent=None if line else 2, allow_nan=False))
 
 
-def said_in_json(args: Sequence[str]) -> bool:
-    """Whether a command line that could not be parsed asks for JSON."""
+def wants_json(args: Sequence[str]) -> bool:
+    """Whether an error is to be said as JSON, also of a command line that could not be parsed."""
+    if _latest.parsed:
+        return _latest.as_json
     own = args[: args.index("--")] if "--" in args else args
     return "--json" in own
 

@@ -64,12 +64,26 @@ def _copy(source: Path, release: Path) -> None:
             if path.is_file() and not path.is_symlink():
                 with path.open("rb+") as file:
                     os.fsync(file.fileno())
+        for folder in (draft, *draft.rglob("*")):
+            _sync_folder(folder)
         draft.rename(release)
+        _sync_folder(release.parent)
     except OSError:
         if not release.exists():  # else somebody else laid out the same content meanwhile
             raise
     finally:
         shutil.rmtree(draft, ignore_errors=True)
+
+
+def _sync_folder(folder: Path) -> None:
+    """Put the names in a folder on the disk; Windows has no such call, and files are skipped."""
+    if os.name == "nt" or folder.is_symlink() or not folder.is_dir():
+        return
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def _current(release: Path) -> Path:

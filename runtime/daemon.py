@@ -16,7 +16,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 from hashlib import sha256
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -267,6 +267,8 @@ class Recovery:
                 self._note(swept, root, work.result())
             except (Fenced, Stopped) as lost:
                 swept.skipped.append({"saga": self._names[root], "reason": lost.message})
+            except CancelledError:
+                swept.skipped.append({"saga": self._names[root], "reason": "Recovery was asked to stop."})
             except Exception as error:
                 trouble = trouble or error
             finally:
@@ -282,7 +284,8 @@ class Recovery:
             swept.escalated.extend(_escalations(self._names[root], report.sagas))
 
     def close(self) -> None:
-        self._pool.shutdown(wait=False, cancel_futures=True)
+        """Begin nothing more, and wait for what has begun: a log that is closed under it would lose its answers."""
+        self._pool.shutdown(wait=True, cancel_futures=True)
 
 
 def _escalations(name: str, family: Iterable[Saga]) -> list[dict[str, Any]]:
@@ -360,11 +363,15 @@ def drivers(kit: AgentKit) -> set[str]:
     return {saga.driver for saga in list(kit.engine.state.sagas.values()) if saga.driver}
 
 
-def tidy(kit: AgentKit) -> None:
-    """Remove the lock files of dead drivers that no open saga names any more."""
-    if kit.home is not None and listed(kit.home.run):
-        kit.log.refresh()
-        sweep_files(kit.home.run, drivers(kit))
+def tidy(kit: AgentKit) -> bool:
+    """Remove the lock files of dead drivers that no open saga names any more; say whether all of them are gone."""
+    if kit.home is None or not listed(kit.home.run):
+        return True
+    kit.log.refresh()
+    named = drivers(kit)
+    sweep_files(kit.home.run, named)
+    # Somebody else may have been looking at one of them at that very moment.
+    return all(driver in named or kit.holds(driver) for driver in listed(kit.home.run))
 
 
 # ---- waiting for the next death --------------------------------------------------------------------------------------
@@ -403,18 +410,18 @@ class Watch:
             self._stop.set()
             self._recovery.close()
         self._say(self._recovery.done(wait=True))
+        tidy(self._kit)
 
     def _turn(self) -> float:
         try:
             self._woken.clear()
             self._kit.log.refresh()
+            self._say(self._recovery.done())
             if self._news():
                 self._watch_new()  # first: who dies after this is noticed, who died before it is found by the look
                 self._recovery.look(self._kit.lives, self._woken.set)
-            self._say(self._recovery.done())
-            if self._untidy and not self._recovery.busy:
-                self._untidy = False
-                tidy(self._kit)
+                if self._untidy and not self._recovery.busy:
+                    self._untidy = not tidy(self._kit)
         except (LogHeld, DiskFull) as error:
             sys.stderr.write(f"amends: {error} Recovery tries again.\n")
             return IDLE
@@ -426,10 +433,11 @@ class Watch:
     def _news(self) -> bool:
         """Whether something may have become ripe: records came, a driver died, or a second has gone."""
         size, now = self._kit.log.size, time.monotonic()
-        died = self._freed or any(not alive(self._kit.home.run, driver) for driver in self._crowd)  # type: ignore[union-attr]
+        freed, self._freed = self._freed, False
+        died = freed or any(not alive(self._kit.home.run, driver) for driver in self._crowd)  # type: ignore[union-attr]
         if size == self._size and not died and now - self._looked < IDLE:
             return False
-        self._size, self._looked, self._freed = size, now, False
+        self._size, self._looked = size, now
         self._untidy = self._untidy or died
         return True
 

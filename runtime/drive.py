@@ -99,6 +99,7 @@ class Blocking:
 def _await_here(awaitable: Any, timeout: float | None) -> Ran:
     context = contextvars.copy_context()
     future: Future[Any] = Future()
+    future.set_running_or_notify_cancel()
 
     def start() -> None:
         task = loop.create_task(_plain(awaitable), context=context)

@@ -23,6 +23,7 @@ from .step import (
     UNKNOWN,
     WAITING,
     Step,
+    may_land_for,
 )
 
 
@@ -134,9 +135,9 @@ def _unknown(saga: Saga, step: Step, now: Now) -> Action:
         return Probe(saga, step)
     if step.settled == "cannot_tell":
         return Escalate(saga, step, "cannot_tell")
-    land_by = step.lost_lived + step.settle_ms
-    if now.lived < land_by:
-        return Wait(land_by)
+    left = may_land_for(step, now.lived)
+    if left:
+        return Wait(now.lived + left)
     if step.inv in ("", "none"):
         return Escalate(saga, step, "unknown_without_inverse")
     return _done(saga, step, now)

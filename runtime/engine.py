@@ -32,7 +32,7 @@ from .pool import SHARED
 from .saga import RUNNING, Saga
 from .semantics import SEMANTICS, ActionSemantics
 from .state import State
-from .step import APPROVED, DONE, FAILED, INTENDED, REFUSED, UNKNOWN, WAITING
+from .step import APPROVED, DONE, FAILED, INTENDED, REFUSED, UNKNOWN, WAITING, may_land_for
 from .tools import Compensation, declared_options
 from .values import convert, decode_bytes, digest, encode
 
@@ -584,7 +584,7 @@ async def _ask(drive: Drive, run: Run, call: Call) -> None:
         step = saga.steps.get(call.number) if saga and saga.fence == run.fence else None
         if step is None:
             raise Fenced(f"Saga {run.name} was taken over while it waited.", next=f"Run `amends show {run.name}`.")
-        if step.state == APPROVED:
+        if step.state in (APPROVED, UNKNOWN, FAILED):  # the latter after a resume: what was approved is this very step
             return
         if step.state == REFUSED:
             raise Refused(
@@ -658,8 +658,8 @@ async def _serve(drive: Drive, run: Run, call: Call) -> tuple[bool, Any]:
 
 def _serve_again(run: Run, call: Call) -> None:
     """A key that was used before in this very run: the step it named is served from the log."""
-    saga = run.saga(run.engine.state)
     run.engine.log.flush()
+    saga = run.saga(run.engine.state)
     name = (call.tool, call.scope, call.identity)
     if saga is not None:
         found = served_steps(run.engine.log, run.id).get(name)
@@ -728,6 +728,11 @@ async def _unknown_again(drive: Drive, run: Run, call: Call) -> tuple[bool, Any]
     """A step whose caller died: ask the world, or go again under the same key if the tool takes one."""
     if call.probe is not None:
         said = await ask(drive, call.probe, call.kwargs, call.key)
+        saga = run.saga(run.engine.state)
+        left = may_land_for(saga.steps[call.number], run.engine.log.now().lived) if saga else 0
+        if left and said.amends_outcome == "absent":  # it may still be on its way
+            await drive.sleep(left / 1000)
+            said = await ask(drive, call.probe, call.kwargs, call.key)
         draft = fact(
             "step.probed", body(result=encode(said.result)) if said.result is not None else b"",
             step=call.number, out=said.amends_outcome,

@@ -6,6 +6,7 @@ The follow-up carries the steps that stand, with the keys they had, and is unwou
 from __future__ import annotations
 
 import base64
+import functools
 import os
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
@@ -13,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from ..store.chain import Draft
+from ..store.clock import Now
 from ..store.errors import BadValue, Fenced, NotFound, Refused
 from ..store.log import Overlay
 from .carry import carried, carry, stands
@@ -51,7 +53,7 @@ def resolve(kit: AgentKit, name: str) -> Saga:
         assert saga is not None
         return saga
     if matches:
-        raise NotFound(f"{len(matches)} sagas begin with {name!r}.", next="Give more of the id; `amends ps` lists them.")
+        raise NotFound(f"{len(matches)} sagas begin with {name!r}.", next="Give more of it; `amends ps` lists them.")
     raise NotFound(f"There is no saga {name!r} on this device.", next="`amends ps` lists them.")
 
 
@@ -123,7 +125,9 @@ async def undo_committed(
     standing = [s for m in members for s in m.steps.values() if stands(s) and s.seq not in taken]
     chosen = {s.seq for s in standing if step in (None, s.number)}
     if not chosen:
-        raise Refused(f"Nothing of saga {name} is left to undo.", next=f"Run `amends show {name}`.", code="nothing_to_undo")
+        raise Refused(
+            f"Nothing of saga {name} is left to undo.", next=f"Run `amends show {name}`.", code="nothing_to_undo"
+        )
     new = _random_id()
     opening = body(by=encode(person), reason=encode(reason))
     drafts = [
@@ -161,20 +165,24 @@ def pretend(overlay: Overlay, root: str) -> RollbackReport:
     order: list[Any] = []
     for saga in state.family(found):
         for step in saga.steps.values():
-            if not orphaned(step) and step.inv not in ("", "none", "human") and step.state in (DONE, UNKNOWN):
+            # without a handler's name it lived only in the process that made it
+            if not orphaned(step) and step.handler and step.inv != "human" and step.state in (DONE, UNKNOWN):
                 order.append((step.ended_seq or step.seq, saga, step))
     for _, saga, step in sorted(order, key=lambda item: item[0], reverse=True):
         common = {"saga": saga.id, "step": step.number, "fence": saga.fence}
-        overlay.commit(
-            lambda state, now, common=common, step=step: (
-                fact("undo.intended", handler=step.handler, key="dry-run", **common),
-                fact("undo.done", out="done", **common),
-            )
-        )
+        undone = [
+            fact("undo.intended", handler=step.handler, key="dry-run", **common),
+            fact("undo.done", out="done", **common),
+        ]
+        overlay.commit(functools.partial(_these, undone))
     report = RollbackReport(state.family(found), "dry run")
     for saga in report.sagas:
         saga.phase = UNWINDING
     return report
+
+
+def _these(drafts: Sequence[Draft], state: State, now: Now) -> Sequence[Draft]:
+    return drafts
 
 
 def _random_id() -> str:

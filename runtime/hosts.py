@@ -605,7 +605,22 @@ class PythonHost:
         return f"{self.spec.name} ({self.spec.interpreter})"
 
     def knows(self, handler: str) -> Known:
-        """Asks a process; starts one if there is none."""
+        """Asks a process; starts one if there is none. A handler that was found is not asked for again until a file
+        of its host has changed: thirty sagas that are unwound at once would start thirty processes to ask."""
+        pool, name = self.pool, (handler, self.function)
+        with pool.asking:
+            stamp = _stamp(self.spec)
+            if pool.stamp != stamp:
+                pool.stamp = stamp
+                pool.known.clear()
+            if name not in pool.known:
+                known = self._describe(handler)
+                if not known.found:
+                    return known
+                pool.known[name] = known
+            return pool.known[name]
+
+    def _describe(self, handler: str) -> Known:
         request = {"handler": handler, "function": self.function, "purpose": "describe", "kwargs": {}}
         reply = self._ask(request, START_MS, counted=False)
         if isinstance(reply, Outcome):
@@ -704,6 +719,9 @@ class _Pool:
         self.slots = threading.BoundedSemaphore(PROCESSES)
         self.lock = threading.Lock()
         self.idle: list[_Process] = []
+        self.asking = threading.Lock()
+        self.known: dict[tuple[str, str], Known] = {}  # handlers that were found, as long as `stamp` holds
+        self.stamp: list[tuple[int, int]] = []
 
     def take(self, deadline_ms: int, counted: bool = True) -> _Process | None:
         """A process for one call, None if all are busy for that long; a question is not counted. Raises Unavailable."""

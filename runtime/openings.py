@@ -45,7 +45,8 @@ def raw_fields(blob: bytes | None) -> dict[str, bytes]:
 
 def opened_as(log: Log, saga: str) -> tuple[str, str]:
     """(id the user gave, label) of a saga; empty where they were not given, are sealed or redacted."""
-    for record in log.thread(saga)[:1]:
+    found = log.view.sagas.get(saga)  # an open one: its first record is known, and read without waiting for a commit
+    for record in [log.record(found.opened_seq)] if found else log.thread(saga)[:1]:
         fields = raw_fields(record.blob)
         return tuple(_text(fields.get(name)) for name in ("name", "label"))  # type: ignore[return-value]
     return "", ""

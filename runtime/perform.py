@@ -24,7 +24,8 @@ class Call:
     """A prepared call of a tool: what is done, under which key, and everything its author declared about it.
 
     args are encoded without secrets (all_args with what `apart` keeps in openings of its own); kwargs are the live
-    objects. named: the caller chose the identity; repeated: and did before. Seconds throughout; settle is None for the default.
+    objects. named: the caller chose the identity; repeated: and did before. Seconds throughout; settle is None for
+    the default.
     """
 
     tool: str
@@ -95,17 +96,18 @@ async def perform(drive: Drive, call: Call, note: Callable[[int, BaseException |
         await note(attempt, error)
         await drive.sleep(call.retry.delay(attempt - 1, random.random()))
     if call.probe is not None:
-        return await _settle(drive, call, error, ran.running, attempt)
+        return await _settle(drive, call, error, ran.running, attempt, unsure)
     return Outcome("lost" if unsure else "failed", None, error, ran.running, attempts=attempt)
 
 
 async def _settle(
-    drive: Drive, call: Call, error: BaseException, running: Future[Any] | None, attempts: int
+    drive: Drive, call: Call, error: BaseException, running: Future[Any] | None, attempts: int, unsure: bool
 ) -> Outcome:
+    """Ask the world. That it is absent is the last word only where nothing can be on its way any more."""
     said = await ask(drive, call.probe, call.kwargs, call.key)
     if said.amends_outcome == "present":
         return Outcome("done", said.result, None, running, "present", attempts)
-    if said.amends_outcome == "absent" and running is None:
+    if said.amends_outcome == "absent" and not unsure:
         return Outcome("failed", None, error, None, "absent", attempts)
     return Outcome("lost", None, error, running, said.amends_outcome, attempts)
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ..store.chain import Draft
+from ..store.chain import Decide, Draft
 from ..store.clock import Now
 from ..store.log import Overlay
 from .daemon import PERSON, check, left_alone, name_of
@@ -107,26 +107,27 @@ def _story(kit: AgentKit, saga: Saga, name: str) -> list[Deed]:
     overlay.commit(take(engine, saga.id, saga.driver, "crash" if saga.driver else "released"))
     deeds: list[Deed] = []
     now = overlay.now()
+    deed: Deed | None
     while not (deeds and deeds[-1].does in ("end", "rest")):
         family = engine.state.family(engine.state.sagas[saga.id])
         action = due(family, now)
         if isinstance(action, Wait):
-            now, deed = _later(now, action), _waited(name, family, now, action)
+            deed, now = _waited(name, family, now, action), now._replace(lived=action.until)
         else:
             deed, drafts = _imagined(overlay, name, action)
-            overlay.commit(lambda state, now, drafts=drafts: drafts)
+            overlay.commit(_exactly(drafts))
         if deed is not None:
             deeds.append(deed)
     return deeds
 
 
-def _later(now: Now, action: Wait) -> Now:
-    return now._replace(lived=action.until)
+def _exactly(drafts: list[Draft]) -> Decide:
+    return lambda state, now: drafts
 
 
 def _waited(name: str, family: Sequence[Saga], now: Now, action: Wait) -> Deed:
-    steps = [step for saga in family for step in saga.steps.values() if step.lost_lived + step.settle_ms == action.until]
-    step = steps[-1] if steps else None
+    steps = (step for saga in family for step in saga.steps.values())
+    step = next((step for step in steps if step.lost_lived + step.settle_ms == action.until), None)
     left = str(action.until - now.lived)
     return Deed(name, step.number if step else 0, step.tool if step else "", "wait", "", left)
 

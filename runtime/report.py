@@ -35,6 +35,7 @@ REASONS = {
     "undo_answer_lost": ("The answer of its compensation was lost, and it may not be run twice.", ("accept", "retry")),
     "no_handler": ("No host on this device can run its compensation.", ("retry", "accept")),
     "closure": ("Its compensation lived only in the process that died.", ("accept",)),
+    "adopted": ("Its log was set back; nobody knows what happened to it since.", ("retry", "accept")),
     "unreadable": ("Its compensation cannot be read from the log.", ("accept",)),
 }
 """Why a step needs a person, and the verbs that settle it."""

@@ -35,7 +35,7 @@ from .report import RollbackReport, outcome
 from .saga import ENDED, JOINED, RUNNING, SUSPENDED, Saga
 from .semantics import SEMANTICS, semantics_of
 from .state import State
-from .step import APPROVED, INTENDED, UNKNOWN, WAITING
+from .step import APPROVED, INTENDED, UNKNOWN, WAITING, may_land_for
 from .tools import ONCE, Compensation, Fallback, RetryPolicy, check_name, declared_options, misfit
 from .unwind import take, unwind
 from .values import Secret, decode, encode, secret_names
@@ -379,7 +379,9 @@ async def _shielded(opened: Opened, leaving: Coroutine[Any, Any, None], error: B
 def _let_go(opened: Opened) -> None:
     """Leave an unwinding, that of the outermost saga, to the daemon, though this process may live on."""
     engine, made = opened.run.engine, opened.run
-    made.over = True
+    whole: Run | None = made
+    while whole is not None:  # the scopes around it are left next, and have nothing to undo any more
+        whole.over, whole = True, whole.parent
 
     def decide(state: State, now: Now) -> Sequence[Draft]:
         saga = state.sagas.get(made.id)
@@ -394,6 +396,8 @@ def _let_go(opened: Opened) -> None:
 def _held(made: Run) -> bool:
     """Whether the fate of a saga is still ours: neither taken over, nor let go, nor decided with the outer one."""
     saga = made.saga(made.engine.state)
+    if made.over:
+        return False
     if saga is None:
         return made.opening is not None and not made.gone
     if saga.fence != made.fence or saga.driver != made.engine.driver:
@@ -466,6 +470,10 @@ async def _probe_unknown(drive: Drive, made: Run) -> None:
         probe = made.probes.get((made.id, step.number))
         if step.state == UNKNOWN and probe is not None and step.settled != "cannot_tell":
             said = await ask(drive, *probe)
+            left = may_land_for(step, made.engine.log.now().lived)
+            if left and said.amends_outcome == "absent":  # it may still be on its way
+                await drive.sleep(left / 1000)
+                said = await ask(drive, *probe)
             opening = body(note=encode(said.note)) if said.note else b""
             draft = fact("step.probed", opening, step=step.number, out=said.amends_outcome)
             await drive.commit(made.engine.log, made.facts(draft))
@@ -647,7 +655,7 @@ def prepare(made: Run, tool: str, forward: Any, forward_kwargs: dict[str, Any] |
 
 
 def _encode_args(call: Call, secret: tuple[str, ...], apart: tuple[str, ...], fingerprint: Any) -> None:
-    """Arguments as they are stored: secrets as fingerprints, those with a fate of their own in openings of their own."""
+    """Arguments as they are stored: secrets as fingerprints, those with a fate of their own in separate openings."""
     secret = (*secret, *secret_names(call.fn))
     call.all_args = encode(call.kwargs, path="args", secret=secret, fingerprint=fingerprint)
     lone = [name for name in apart if name in call.kwargs]

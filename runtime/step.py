@@ -136,7 +136,7 @@ def advance(step: Step | None, entry: Entry, lived: int) -> Step:
         step.asked_seq, step.asked_lived = entry.seq, lived
     elif kind == "step.attempted":
         step.attempts = entry.attempt
-    elif kind == "step.lost":
+    elif kind in ("step.lost", "undo.lost"):
         step.lost_lived = lived
     elif kind == "undo.intended":
         step.undo_attempts += 1
@@ -150,6 +150,11 @@ def advance(step: Step | None, entry: Entry, lived: int) -> Step:
     if kind == "step.probed":
         step.settled = entry.out
     return step
+
+
+def may_land_for(step: Step, lived: int) -> int:
+    """Milliseconds for which a call of it that nobody hears of any more may still take effect."""
+    return max(0, step.lost_lived + step.settle_ms - lived)
 
 
 def again(step: Step) -> None:

@@ -258,13 +258,19 @@ def is_async(fn: Any) -> bool:
         return bool(fn.__code__.co_flags & inspect.CO_COROUTINE)
     while hasattr(fn, "func") and not inspect.isfunction(fn):
         fn = fn.func
-    return asyncio.iscoroutinefunction(fn) or asyncio.iscoroutinefunction(getattr(fn, "__call__", None))
+    if isinstance(fn, type):  # calling a class makes an instance, whatever that can do
+        return False
+    return asyncio.iscoroutinefunction(fn) or asyncio.iscoroutinefunction(getattr(fn, "__call__", None))  # noqa: B004
 
 
 def bound(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
-    """The call's arguments by name, defaults left out. Raises BadValue for a call that does not fit, before it runs."""
+    """The call's arguments by name, defaults and the key that will be offered left out. Raises BadValue for a call
+    that does not fit, before it runs."""
+    ours = False
     try:
-        made = inspect.signature(fn).bind(*args, **kwargs)
+        signature = inspect.signature(fn)
+        ours = takes_key(fn) and "idempotency_key" not in signature.bind_partial(*args, **kwargs).arguments
+        made = signature.bind(*args, **({**kwargs, "idempotency_key": ""} if ours else kwargs))
     except TypeError as error:
         raise BadValue(f"{getattr(fn, '__name__', 'The tool')} cannot be called so: {error}.") from None
     except ValueError:
@@ -278,6 +284,6 @@ def bound(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, An
             named.update(value)
         elif kind in (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.POSITIONAL_ONLY):
             raise BadValue(f"{getattr(fn, '__name__', 'The tool')} takes arguments without names.", next="Name them.")
-        else:
+        elif not (ours and name == "idempotency_key"):
             named[name] = value
     return named

@@ -21,7 +21,7 @@ from .inverse import Recorded, read
 from .report import RollbackReport
 from .saga import JOINED, RUNNING, SUSPENDED, Saga
 from .state import State
-from .step import INTENDED, STUCK, UNDO_LOST, UNDOING, Step
+from .step import INTENDED, STUCK, UNDO_LOST, UNDOING, Step, may_land_for
 from .values import encode
 
 ATTEMPTS = 3
@@ -116,6 +116,8 @@ async def unwind(drive: Drive, engine: Engine, root: str, reach: Reach) -> Rollb
             left = (action.until - log.now().lived) / 1000
             if not await drive.grown(log, size, max(0.001, min(left, LONGEST_LOOK))):
                 log.refresh()
+        elif isinstance(action, Rest) and saga.parent in state.sagas:
+            return RollbackReport(family, saga.why)  # the outer one still holds it, and says when it lets go
         elif isinstance(action, (End, Rest)):
             if await drive.commit(log, _last(engine, family, type(action))):
                 if isinstance(action, End):
@@ -176,6 +178,11 @@ async def _probe(
     assert isinstance(action, Probe)
     saga, step = action.saga, action.step
     said = await reach.probe(drive, saga, step)
+    left = may_land_for(step, engine.log.now().lived)
+    if left and said.outcome == ("present" if step.state == UNDO_LOST else "absent"):
+        # What is on its way may change the answer: nothing is written, and `due` has it asked again.
+        await drive.grown(engine.log, engine.log.size, min(left / 1000, LONGEST_LOOK))
+        return
     out = said.outcome if said.outcome in ("present", "absent") else "cannot_tell"
     drafts = [of(saga, "step.probed", _told(said), step=step.number, out=out)]
     if step.state == UNDO_LOST and out == "absent":

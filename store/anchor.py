@@ -84,6 +84,7 @@ def write(path: Path, block: bytes, owner: Owner, size: int, sync: bool) -> bool
     try:
         if not _lock_soon(fd):
             return False
+        os.lseek(fd, 0, os.SEEK_SET)
         there = _unpack(path, os.read(fd, BLOCK + 1))
         if there and there.origin == owner.origin and there.size >= size:
             return True

@@ -15,12 +15,24 @@ from typing import Any, NamedTuple
 import msgspec
 
 from .clock import Clock, Now
-from .entry import COMMITMENTS_MAX, INTEGER_MAX, LINE_MAX, STRING_MAX, ZERO, Entry, Salts, leaf, line_of, opening
+from .entry import (
+    COMMITMENTS_MAX,
+    INTEGER_MAX,
+    LINE_MAX,
+    STRING_MAX,
+    ZERO,
+    Entry,
+    Salts,
+    leaf,
+    line_of,
+    opening,
+    unfinished,
+)
 from .errors import AmendsError, BadValue, Damaged, Illegal
-from .fold import BOOTED, STEPPED, Timeline, View
+from .facts import BOOTED, GENESIS, STEPPED
+from .fold import Timeline, View
 from .merkle import Peaks
 
-GENESIS = "log.opened"
 OPENED, ENDED = "saga.opened", "saga.ended"  # a thread of the log begins and ends with these; the rest is not read here
 
 STEP_US = 2_000_000  # a wall clock that moves by more against the boot clock was set
@@ -31,6 +43,7 @@ class Draft:
     """A fact to be: its kind, its header fields, and its openings as encoded JSON objects with sorted keys.
 
     Encoded when handed in, so that a caller may reuse its objects. `up=True` asks for the boot clock in the entry.
+    With more than 32 openings it becomes several entries, parts of one fact (FORMAT.md 3).
     """
 
     __slots__ = ("kind", "fields", "openings", "up")
@@ -98,30 +111,35 @@ class Chain:
         self.ended: list[tuple[int, int]] = []
         self._salts = Salts()
         self._folding = False
+        self._parted: Parted | None = None
         self._offset: int | None = None  # of the wall clock against the boot clock, when last looked at, microseconds
 
     def now(self, clock: Clock) -> Now:
         return self.timeline.now(clock, self.at)
 
-    def take_clock(self, clock: Clock) -> list[Row]:
-        """What is to be told of the clocks before anything else: a new boot, or a wall clock that was set."""
-        line, boot = self.timeline, clock.boot_id()
+    def take_clock(self, clock: Clock) -> tuple[list[Row], Now]:
+        """What is to be told of the clocks before anything else (a new boot, a wall clock that was set), and the
+        moment of the decisions that follow."""
+        line, boot, wall, up = self.timeline, clock.boot_id(), clock.wall_us(), clock.boot_ms()
         if not line.boots or line.boots[-1] != boot:
-            draft = Draft(BOOTED, {"boot": boot}, up=True)
-            now = self.now(clock)._replace(boot=len(line.boots) + 1)
+            drafts = [Draft(BOOTED, {"boot": boot}, up=True)]
+            if wall + STEP_US < self.at:  # it came up behind the log: until it has caught up it tells nothing
+                drafts.append(Draft(STEPPED, {}, up=True))
+            now = line.seen(wall, up, self.at)._replace(boot=len(line.boots) + 1)
         else:
-            offset = clock.wall_us() - clock.boot_ms() * 1000
+            offset = wall - up * 1000
             base = self._offset
             if base is None:  # not looked at yet: what the log says
                 base = offset if line.stepped or line.up[0] != len(line.boots) else line.at - line.up[1] * 1000
             self._offset = offset
+            now = line.seen(wall, up, self.at)
             if -STEP_US <= offset - base <= STEP_US:
-                return []
-            draft, now = Draft(STEPPED, {}, up=True), self.now(clock)
-        rows, [(_, answer)] = self.take([(lambda view, now: (draft,), draft)], now)
+                return [], now
+            drafts = [Draft(STEPPED, {}, up=True)]
+        rows, [(_, answer)] = self.take([(lambda view, now: drafts, drafts)], now)
         if isinstance(answer, BaseException):
             raise answer
-        return rows
+        return rows, self.now(clock)
 
     def take(self, batch: Sequence[tuple[Decide, Any]], now: Now) -> tuple[list[Row], list[tuple[Any, Any]]]:
         """Run each decision in order; return the rows to write and, per waiter, its entries or its error.
@@ -136,7 +154,10 @@ class Chain:
             before, size = len(rows), self.size
             try:
                 for draft in decide(view, now):
-                    rows.append(link(draft, now))
+                    if len(draft.openings) > COMMITMENTS_MAX:
+                        rows += [link(part, now) for part in _parts(draft)]
+                    else:
+                        rows.append(link(draft, now))
             except Exception as error:
                 # A view may promise to check first, and have a bug: what it raised but Illegal came from its middle.
                 if self.size > size or self._folding and not isinstance(error, Illegal):
@@ -155,21 +176,24 @@ class Chain:
         saga = fields.get("saga", "")
         thread = self.threads.get(saga)
         at = now.at if now.at > self.at else self.at + 1
+        blob, salt = None, ""
+        c: tuple[str, ...] = ()
         if draft.openings:
             lines = [opening(self._salts.take(), body) for body in draft.openings]
             blob = lines[0] if len(lines) == 1 else b"".join(lines)
-            extra: dict[str, Any] = {"c": tuple([sha256(line).hexdigest() for line in lines])}
+            c = tuple([sha256(line).hexdigest() for line in lines])
         else:
-            blob = None
-            extra = {"salt": self._salts.take().decode()}
-        if draft.up:
-            extra["up"] = (now.boot or 1, now.up)
+            salt = self._salts.take().decode()
+        up = (now.boot or 1, now.up) if draft.up else ()
         n = thread.n + 1 if thread else +bool(saga)
-        entry = Entry(self.size, self.prev, at, draft.kind, n=n, **fields, **extra)
+        entry = Entry(self.size, self.prev, at, draft.kind, n=n, up=up, salt=salt, c=c, **fields)
         line = line_of(entry)
-        # What would not be read back is not written. Quotes, backslashes and controls come out of the encoder escaped.
-        if not line.isascii() or b"\\" in line or len(line) > 512 or entry.use:
+        # What would not be read back is not written. Quotes, backslashes and controls come out of the encoder escaped;
+        # the shortest line with a string that is too long has 405 bytes.
+        if not line.isascii() or b"\\" in line or len(line) > 400:
             _check(entry, line)
+        if entry.use:
+            _check_use(entry)
         self._folding = True
         back = self._fold(entry, thread)
         self._folding = False
@@ -185,6 +209,9 @@ class Chain:
         saga, kind = entry.saga, entry.kind
         if (kind == GENESIS) != (entry.seq == 0):
             raise Illegal("A log begins with log.opened, and has no other.")
+        if entry.part or self._parted:
+            if wrong := misplaced(self._parted, entry):
+                raise Illegal(wrong)
         if saga and (thread is None) != (kind == OPENED):
             raise Illegal(f"{kind} for a saga that is {'open already' if thread else 'not open'}.")
         if entry.up or kind == BOOTED:
@@ -193,6 +220,8 @@ class Chain:
             self.timeline.fold(entry, lived)
         else:
             self.view.fold(entry, self.timeline.lived)
+        if entry.part or self._parted:
+            self._parted = after_part(entry)
         if not saga:
             return -1
         if thread is None:
@@ -200,7 +229,7 @@ class Chain:
             self.begun.append((entry.seq, saga, bool(entry.c)))
             return -1
         back, thread.head, thread.n = thread.head, entry.seq, entry.n
-        if kind == ENDED:
+        if kind == ENDED and not unfinished(entry):
             del self.threads[saga]
             self.ended.append((entry.seq, thread.first))
         return back
@@ -239,6 +268,39 @@ class Chain:
         self.threads, self.timeline = standing.threads, standing.timeline
 
 
+Parted = tuple[str, str, int, int]
+"""Kind and saga of a fact in parts, and the part [i, of k] that must come next."""
+
+
+def _parts(draft: Draft) -> list[Draft]:
+    """A draft with more openings than an entry has room for, as parts of one fact. Raises BadValue for one that begins.
+
+    Its header and its first openings stand in the last part, so that the fact is there when it is whole, and not before.
+    """
+    if draft.kind in (GENESIS, OPENED):
+        raise BadValue(f"{draft.kind} has {len(draft.openings)} openings; it has at most {COMMITMENTS_MAX}.")
+    openings = draft.openings
+    groups = [openings[at : at + COMMITMENTS_MAX] for at in range(0, len(openings), COMMITMENTS_MAX)]
+    saga = {"saga": draft.fields["saga"]} if "saga" in draft.fields else {}
+    count = len(groups)
+    early = [Draft(draft.kind, {**saga, "part": (i, count)}, groups[i]) for i in range(1, count)]
+    return [*early, Draft(draft.kind, {**draft.fields, "part": (count, count)}, groups[0], draft.up)]
+
+
+def misplaced(due: Parted | None, entry: Entry) -> str:
+    """Why an entry may not stand where `due` is to come (None: no fact is half told); empty if it may."""
+    if due is not None and (entry.kind, entry.saga, *entry.part) != due:
+        return f"part {due[2]} of {due[3]} of {due[0]} is missing"
+    if due is None and entry.part and (entry.part[0] != 1 or entry.part[1] < 2 or entry.kind in (GENESIS, OPENED)):
+        return f"part {entry.part[0]} of {entry.part[1]} of {entry.kind} has no beginning"
+    return ""
+
+
+def after_part(entry: Entry) -> Parted | None:
+    """What must come after this entry; None if anything may."""
+    return (entry.kind, entry.saga, entry.part[0] + 1, entry.part[1]) if unfinished(entry) else None
+
+
 def _check(entry: Entry, line: bytes) -> None:
     """Raise BadValue for a line that the grammar would not take back."""
     if len(line) > LINE_MAX:
@@ -249,7 +311,11 @@ def _check(entry: Entry, line: bytes) -> None:
         raise BadValue(f"The {entry.kind} entry would hold a string of more than {STRING_MAX} characters.")
     if len(entry.c) > COMMITMENTS_MAX:
         raise BadValue(f"The {entry.kind} entry would have {len(entry.c)} openings; it has at most {COMMITMENTS_MAX}.")
-    if list(entry.use) != sorted(entry.use) or any(abs(amount) > INTEGER_MAX for amount in entry.use.values()):
+
+
+def _check_use(entry: Entry) -> None:
+    use = entry.use
+    if len(use) > 1 and list(use) != sorted(use) or max(map(abs, use.values())) > INTEGER_MAX:
         raise BadValue(f"What the {entry.kind} entry uses is not sorted, or an amount is beyond 2^53.")
 
 

@@ -106,6 +106,13 @@ class Entry(msgspec.Struct, omit_defaults=True, forbid_unknown_fields=True, gc=F
 
 
 KEYS = tuple(Entry.__struct_fields__)
+
+
+def unfinished(entry: Entry) -> bool:
+    """Whether it is a part of a fact that a later entry completes: it holds openings and means nothing by itself."""
+    return len(entry.part) == 2 and entry.part[0] < entry.part[1]
+
+
 _HEAD = KEYS[: KEYS.index("again")]
 _ORDER = {key: place for place, key in enumerate(_HEAD)} | {"salt": 1 << 30, "c": (1 << 30) + 1}
 _REQUIRED = ("seq", "prev", "at", "kind")
@@ -308,13 +315,16 @@ def _held(digits: str) -> float:
 
 
 def _definite(value: Any, depth: int) -> bool:
-    """Whether every reader sees the same in a decoded value."""
-    if isinstance(value, int):
-        return -INTEGER_MAX <= value <= INTEGER_MAX
-    if isinstance(value, list):
-        return depth > 0 and all(_definite(item, depth - 1) for item in value)
-    if isinstance(value, dict):
-        return depth > 0 and all(_definite(item, depth - 1) for item in value.values())
+    """Whether every reader sees the same in a decoded list or map."""
+    if depth == 0:
+        return False
+    for item in value.values() if type(value) is dict else value:
+        kind = type(item)
+        if kind is int:
+            if not -INTEGER_MAX <= item <= INTEGER_MAX:
+                return False
+        elif (kind is dict or kind is list) and not _definite(item, depth - 1):
+            return False
     return True
 
 

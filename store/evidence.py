@@ -20,8 +20,8 @@ DatabaseError = sqlite.apsw.Error  # type: ignore[attr-defined]  # one door to a
 
 
 class Stored(NamedTuple):
-    """An entry's row. back: place of its saga's previous entry or -1; blob: its opening lines; sig: root and signature,
-    or its hash, or None."""
+    """An entry's row. back: place of its saga's previous entry or -1; blob: the cell of its openings (`squeeze.unshut`
+    reads it); sig: root and signature, or its hash, or None."""
 
     seq: int
     line: bytes

@@ -17,13 +17,15 @@ from typing import Any, NamedTuple
 
 from . import note
 from .anchor import Anchor
-from .chain import ENDED, GENESIS, OPENED, Standing, Thread
-from .entry import VERSION, ZERO, Entry, leaf, parse, parse_opening
+from .chain import ENDED, OPENED, Parted, Standing, Thread, after_part, misplaced
+from .entry import VERSION, ZERO, Entry, leaf, parse, parse_opening, unfinished
 from .errors import Illegal, Malformed
 from .evidence import Stored
-from .fold import BOOTED, Timeline
+from .facts import BOOTED, GENESIS
+from .fold import Timeline
 from .keys import origin_of
 from .merkle import Peaks
+from .squeeze import unshut
 
 INTACT, TAMPERED, UNVERIFIED, ROLLED_BACK, FORKED, POLICY, MALFORMED = (
     "INTACT",
@@ -44,6 +46,7 @@ CODES = {
     "E_GENESIS": (TAMPERED, "the first record is not a genesis, or a later one is"),
     "E_ORDINAL": (TAMPERED, "a saga's records do not count up"),
     "E_ENDED": (TAMPERED, "a saga has a record after its end, or before its beginning"),
+    "E_PART": (TAMPERED, "the parts of one fact are not together"),
     "E_REF": (TAMPERED, "a record refers to one that is not before it"),
     "E_TIME": (TAMPERED, "time stands still or goes back"),
     "E_CLOCK": (TAMPERED, "a record names a boot that the log does not know"),
@@ -128,6 +131,7 @@ class Examiner:
         self._held: list[_Link] = []
         self._leaves: list[bytes] = []
         self._root_bad = self._signature_bad = False
+        self._parted: Parted | None = None
         self._hole = -1  # newest place after which a saga's count is taken as it comes
 
     # -- findings -----------------------------------------------------------------------------------------------------
@@ -347,7 +351,11 @@ class Examiner:
     # -- one entry ----------------------------------------------------------------------------------------------------
 
     def _openings(self, entry: Entry, row: Stored) -> None:
-        lines = _lines(row.blob) if row.blob is not None else []
+        try:
+            lines = _lines(unshut(row.blob)) if row.blob is not None else []
+        except Malformed as error:
+            self.find("E_OPENING" if entry.c else "E_OPENING_EXTRA", row.seq, error.message, low=row.seq)
+            return
         if row.blob == b"":
             self.find("E_OPENING_EXTRA", row.seq, "an empty opening lies beside it", low=row.seq)
         place = 0
@@ -381,6 +389,7 @@ class Examiner:
             self.find("E_GENESIS", seq, f"a {entry.kind} record at place {seq}", low=seq)
         if seq == 0:
             self._begin(entry)
+        self._parts(entry, seq)
         back = self._thread(entry, seq) if entry.saga else -1
         if back is not None and row.back != back:
             self.find("E_BACK", seq, f"its saga's previous record is {back}, the pointer says {row.back}", low=back)
@@ -401,6 +410,13 @@ class Examiner:
             self.find("E_IDENTITY", 0, "the first record names another key than this device has", low=0)
             self._key, self._origin, self._anchors = key, origin_of(key), []
 
+    def _parts(self, entry: Entry, seq: int) -> None:
+        """A fact in several entries is told without anything in between."""
+        due, self._parted = self._parted, after_part(entry)
+        wrong = misplaced(due, entry)
+        if wrong and self._hole < seq - 1:
+            self.find("E_PART", seq, wrong, low=seq - 1)
+
     def _thread(self, entry: Entry, seq: int) -> int | None:
         """Follow a saga; return the place of its previous record, None if a hole hides it."""
         place = seq - self._shift
@@ -418,7 +434,7 @@ class Examiner:
             self.sagas += entry.kind == OPENED
             thread = self.threads[entry.saga] = Thread(place if entry.kind == OPENED else -1, 0, 0)
         thread.head, thread.n = place, entry.n
-        if entry.kind == ENDED:
+        if entry.kind == ENDED and not unfinished(entry):
             del self.threads[entry.saga]
             self.unsigned.append(entry.kind)
             self.ended(entry.saga, thread)
@@ -465,6 +481,8 @@ class Examiner:
         last = self._held[-1] if self._held else None
         self._settle()
         self._grow()
+        if self._parted:
+            self.find("E_PART", self.size - 1, f"part {self._parted[2]} of {self._parted[3]} is missing", low=0)
         for anchor in self._anchors:
             if anchor.size > self.size:
                 self.find(

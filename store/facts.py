@@ -7,3 +7,5 @@ KINDS = {
     "log.booted": "gives a boot of the machine its ordinal, so that boot-clock times can be compared",
     "clock.stepped": "the wall clock jumped by more than two seconds against the boot clock",
 }
+
+GENESIS, BOOTED, STEPPED = KINDS

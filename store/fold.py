@@ -14,8 +14,7 @@ import msgspec
 from .clock import Clock, Now
 from .entry import Entry
 from .errors import Illegal
-
-BOOTED, STEPPED = "log.booted", "clock.stepped"
+from .facts import BOOTED, STEPPED
 
 
 class View(Protocol):
@@ -100,7 +99,10 @@ class Timeline(msgspec.Struct):
 
     def now(self, clock: Clock, last_at: int) -> Now:
         """The clocks as the next fact will see them."""
-        wall, up = clock.wall_us(), clock.boot_ms()
+        return self.seen(clock.wall_us(), clock.boot_ms(), last_at)
+
+    def seen(self, wall: int, up: int, last_at: int) -> Now:
+        """The same for one look at both clocks (microseconds, milliseconds)."""
         boot = len(self.boots)
         # `at` may have been pushed above the wall by a step back: progress is measured on the wall itself.
         at = wall if wall > last_at else last_at + 1

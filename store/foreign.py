@@ -36,7 +36,7 @@ def retire(path: str | os.PathLike[str], origin: str, genesis: Row, sig: bytes) 
             db.run(_MOVE, (origin,))
         for table in ("entry", "tile", "saga", "memo", "pack"):
             db.run(f"delete from {table}")
-        db.run(sqlite._ENTRY, (0, genesis.line, genesis.back, genesis.blob, sig))
+        db.run(sqlite._ENTRY, (0, genesis.line, genesis.back, sqlite._cell(genesis.blob), sig))
         db.run("commit")
     finally:
         db.rollback()

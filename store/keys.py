@@ -22,6 +22,7 @@ from . import note
 from .anchor import Anchor
 from .chain import Draft
 from .entry import VERSION, Entry
+from .facts import GENESIS
 from .home import Home, Install, keys_missing
 
 _JOBS = ("log", "witness", "export", "noise")  # of one incarnation
@@ -95,9 +96,9 @@ class Identity:
             "install": self.install,
         }
         if follows is None:
-            return Draft("log.opened", fields)
+            return Draft(GENESIS, fields)
         fields |= {"follows": follows.origin, "follows_size": follows.size, "follows_root": follows.root.hex()}
-        return Draft("log.opened", fields, (msgspec.json.encode(follows.why, order="sorted"),))
+        return Draft(GENESIS, fields, (msgspec.json.encode(follows.why, order="sorted"),))
 
     def sign(self, size: int, root: bytes) -> bytes:
         """The log key's signature, 64 bytes, over the checkpoint of this head."""

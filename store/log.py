@@ -12,16 +12,19 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
 
-from .chain import GENESIS, Chain, Decide, Draft, Row, Spoiled
+from .chain import Chain, Decide, Draft, Row, Spoiled
 from .clock import Clock, Now, SystemClock
 from .entry import Entry
 from .errors import Closed, NotFound
+from .facts import GENESIS
 from .fold import View
 
 if TYPE_CHECKING:
     import asyncio  # 40 ms, for those who have a loop
+
+T = TypeVar("T")
 
 BUFFERED, FILED, DURABLE = 0, 1, 2
 """How safe a commit is when it returns: in this process's memory · in the file (survives a kill) · on the disk."""
@@ -73,6 +76,10 @@ class Log(Protocol):
 
     def refresh(self) -> None:
         """Fold what other processes have appended."""
+
+    def look(self, question: Callable[[Any, Now], T]) -> T:
+        """Put a question to the fold as last read, with no fact half folded: for threads that read while others commit.
+        Facts whose commit is still under way may be in it."""
 
     def now(self) -> Now:
         """The clocks as the next fact would see them."""
@@ -138,7 +145,8 @@ class MemoryLog:
                 raise Closed("This log is closed.")
             if self._deciding:
                 raise Closed("A decision answers with facts; it does not commit them itself.", code="inside")
-            self._keep(self._chain.take_clock(self.clock))
+            rows, _ = self._chain.take_clock(self.clock)
+            self._keep(rows)
             return self._run(decide)
 
     def _run(self, decide: Decide) -> list[Entry]:
@@ -195,6 +203,10 @@ class MemoryLog:
 
     def refresh(self) -> None:
         pass
+
+    def look(self, question: Callable[[Any, Now], T]) -> T:
+        with self._lock:
+            return question(self.view, self._chain.now(self.clock))
 
     def now(self) -> Now:
         with self._lock:

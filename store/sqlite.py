@@ -28,7 +28,7 @@ from contextvars import Context
 from copy import copy
 from pathlib import Path
 from time import monotonic, sleep
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar, cast
 
 import apsw
 import msgspec
@@ -52,9 +52,12 @@ from .errors import (
 from .fold import View
 from .log import DURABLE, FILED, Record, SagaRow, fresh, known, not_appended
 from .merkle import EMPTY, RUN, Peaks
+from .squeeze import LEAST, shut, unshut
 
 if TYPE_CHECKING:
     import asyncio
+
+T = TypeVar("T")
 
 SCHEMA_VERSION = 1
 APPLICATION_ID = 0x616D6E64  # "amnd"
@@ -140,8 +143,8 @@ if _statx is not None:
     _statx.argtypes = (ctypes.c_int, ctypes.c_char_p, ctypes.c_int, ctypes.c_uint, ctypes.c_char_p)
 
 
-def _inode(path: bytes) -> bytes:
-    """Device and inode of a file, empty if it is not there.
+def _inode(path: bytes, buffer: Any = None) -> bytes:
+    """Device and inode of a file, empty if it is not there. A buffer may be lent by whoever asks often.
 
     Never asks for times: on Linux 6.13 and newer that makes the next write stamp the inode, and each commit 1.4x.
     """
@@ -151,11 +154,10 @@ def _inode(path: bytes) -> bytes:
         except OSError:
             return b""
         return b"%d:%d" % (stat.st_dev, stat.st_ino)
-    buffer = ctypes.create_string_buffer(_BUFFER)
+    buffer = buffer or ctypes.create_string_buffer(_BUFFER)
     if _statx(-100, path, 0, 0x100, buffer):  # AT_FDCWD, STATX_INO
         return b""
-    cells = buffer.raw
-    return cells[32:40] + cells[136:144]
+    return cast(bytes, buffer[32:40]) + cast(bytes, buffer[136:144])
 
 
 def _size(path: bytes) -> int:
@@ -263,6 +265,12 @@ class _Db:
 
     def close(self) -> None:
         self.db.close()
+
+
+def engine_version() -> str:
+    """The version of SQLite that is at work here."""
+    version: str = apsw.sqlite_lib_version()
+    return version
 
 
 def too_new(version: int) -> None:
@@ -440,6 +448,7 @@ class SqliteLog:
         self._warn, self._holder, self._write = warn, holder or (lambda: ""), write
         self._reserve = os.fspath(reserve) if reserve is not None else str(Path(self.path).parent / "reserve")
         self._wal = os.fsencode(self.path) + b"-wal"
+        self._stat = ctypes.create_string_buffer(_BUFFER)  # of the guard, used under the commit lock
         self._chain = Chain(self.view)
         self._size = self._memo_at = 0  # _size, _hash: the head as acknowledged; the chain may be ahead of it
         self._hash = ""
@@ -461,6 +470,7 @@ class SqliteLog:
         """Everything that threads share: made at the start, and anew in a forked child."""
         self._lock = threading.RLock()
         self._read_lock = threading.RLock()
+        self._fold_lock = threading.RLock()  # taken inside the commit lock, never while the disk is waited for
         self._queue: deque[_Job] = deque()
         self._urgent = FILED
         self._due: set[Any] = set()
@@ -835,9 +845,10 @@ class SqliteLog:
             if not db.begin(patience):
                 self._give_up()
                 return False
-            self._look()
-            self._take(batch, level)
-            rows, answers = self._link(batch)
+            with self._fold_lock:
+                self._meet()
+                self._take(batch, level)
+                rows, answers = self._link(batch)
             if not rows:
                 self._pending = ([], answers, False, level)
                 db.run("rollback")
@@ -879,7 +890,7 @@ class SqliteLog:
                 next="End this program; `amends verify` tells more.",
             )
 
-    def _look(self) -> None:
+    def _meet(self) -> None:
         """Inside a transaction: fold what other processes have written since."""
         assert self._db is not None
         version = self._db.one("pragma data_version")
@@ -915,9 +926,9 @@ class SqliteLog:
         while True:
             chain = self._chain
             try:
-                first = chain.take_clock(self.clock)
-                rows, answers = chain.take(batch, chain.now(self.clock))
-                return first + rows, answers + refused
+                first, now = chain.take_clock(self.clock)
+                rows, answers = chain.take(batch, now)
+                return (first + rows if first else rows), (answers + refused if refused else answers)
             except Spoiled as spoiled:
                 refused.append((batch.pop(spoiled.place)[1], spoiled.error))
                 self._refold()
@@ -941,7 +952,7 @@ class SqliteLog:
                 signs = True
         sig = self._seal() if signs or for_good else rows[-1][4]
         first = chain.size - len(rows)
-        cells: list[tuple[Any, ...]] = [(first + i, row[1], row[2], row[3], None) for i, row in enumerate(rows)]
+        cells: list[tuple[Any, ...]] = [(first + i, row[1], row[2], _cell(row[3]), None) for i, row in enumerate(rows)]
         cells[-1] = (*cells[-1][:4], sig)
         many(_ENTRY, cells)
         if chain.begun:
@@ -996,7 +1007,7 @@ class SqliteLog:
 
     def _guard(self) -> None:
         """The -wal under us is the one that was opened, or nothing is acknowledged."""
-        if _inode(self._wal) != self._wal_inode:
+        if _inode(self._wal, self._stat) != self._wal_inode:
             self._stale = True
             raise LogReplaced(
                 f"The write-ahead log of {self.path} was replaced or removed while it was open.",
@@ -1277,7 +1288,8 @@ class SqliteLog:
             return False
         before = self._signed
         try:
-            self._look()
+            with self._fold_lock:
+                self._meet()
             if self._signed is None or self._signed.size < self._chain.size:
                 newest = self._newest_signature()
                 if newest and newest.size == self._chain.size:
@@ -1331,6 +1343,10 @@ class SqliteLog:
             self._if_free(self._refresh)
             self._serve(LOOP_PATIENCE_S)
 
+    def look(self, question: Callable[[Any, Now], T]) -> T:
+        with self._fold_lock:
+            return question(self.view, self._chain.now(self.clock))
+
     def _refresh(self) -> bool:
         if self._closed:
             raise Closed("This log is closed.")
@@ -1341,9 +1357,10 @@ class SqliteLog:
             if version == self._version:
                 return True
             too_new(db.one("pragma user_version"))
-            self._stale = True  # until the last entry is folded
-            self._catch_up()
-            self._version, self._stale = version, False
+            with self._fold_lock:
+                self._stale = True  # until the last entry is folded
+                self._catch_up()
+                self._version, self._stale = version, False
         self._stand()
         self._told_waiting()
         return True
@@ -1378,7 +1395,7 @@ class SqliteLog:
             if not page:
                 return
             for line, blob in page:
-                yield Record(read(line), line, blob)
+                yield Record(read(line), line, _plain(blob))
             seq += len(page)
 
     def record(self, seq: int) -> Record:
@@ -1415,7 +1432,7 @@ class SqliteLog:
             if not found:
                 return None
             line, seq, blob = found[0]
-            rows.append(Record(read(line), line, blob))
+            rows.append(Record(read(line), line, _plain(blob)))
         return rows[::-1]
 
     def _ended_head(self, saga: str, size: int) -> int:
@@ -1523,6 +1540,16 @@ class SqliteLog:
                     self._close_connections()
         self._bell.ring()
         self._told_waiting()
+
+
+def _cell(blob: bytes | None) -> bytes | None:
+    """Opening lines as they lie in the file."""
+    return blob if blob is None or len(blob) < LEAST else shut(blob)
+
+
+def _plain(cell: bytes | None) -> bytes | None:
+    """Opening lines from their cell. Raises Malformed for one that was altered."""
+    return cell if cell is None or cell[:1] == b"[" else unshut(cell)
 
 
 def view_name(view: Any) -> str:

@@ -179,6 +179,8 @@ class LogContract:
         size = log.size
         with pytest.raises(BadValue):
             log.commit(facts(intended("a", **fields)))
+        with pytest.raises(BadValue):
+            log.commit(facts(Draft("n", fields)))
         assert log.size == size
         log.commit(facts(intended("a")))
 
@@ -334,6 +336,29 @@ class LogContract:
         waiter.join(40)
         assert found == [True]
         assert log.wait(size, 0)
+
+    def test_a_question_meets_no_half_folded_fact(self, log: Any) -> None:
+        log.commit(facts(opened("a")))
+        stop = threading.Event()
+
+        def work() -> None:
+            step = 0
+            while not stop.is_set():
+                step += 2
+                log.commit(facts(intended("a", step, use={"eur": 1}), intended("a", step + 1, use={"usd": 1})), FILED)
+
+        thread = threading.Thread(target=work)
+        thread.start()
+        try:
+            seen = [
+                log.look(lambda view, now: (view.spent.get("eur", 0), view.spent.get("usd", 0), len(view.open["a"])))
+                for _ in range(300)
+            ]
+        finally:
+            stop.set()
+            thread.join(30)
+        assert all(eur == usd and steps == eur + usd for eur, usd, steps in seen)
+        assert log.look(lambda view, now: now.at) > log.record(log.size - 1).entry.at
 
     def test_the_image_of_a_log_is_of_one_moment(self, log: Any) -> None:
         log.commit(facts(opened("a"), intended("a", use={"eur": 2})))

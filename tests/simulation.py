@@ -97,14 +97,15 @@ class Attempt(NamedTuple):
 
 
 class World:
-    """The far side: what stands, and every call that reached it. It honours idempotency keys."""
+    """The far side: what stands, and every call that reached it. It honours idempotency keys: one effect or refusal each."""
 
     def __init__(self, clock: Clock, scenario: Scenario) -> None:
         self.clock, self.scenario = clock, scenario
         self.standing: Counter[str] = Counter()
         self.done: Counter[str] = Counter()
         self.undone: Counter[str] = Counter()
-        self.keys: Counter[str] = Counter()
+        self.keys: set[str] = set()
+        self.refused: set[str] = set()
         self.attempts: list[Attempt] = []
         self.landing: list[tuple[int, Callable[[], None]]] = []
         self.words = {name: list(words) for name, words in scenario.words.items()}
@@ -142,9 +143,18 @@ class World:
         self.undone[thing] += 1
         return True
 
+    def refuse(self, key: str) -> bool:
+        """Say no, unless this key was answered otherwise before."""
+        if key and key in self.keys:
+            return False
+        self.refused |= {key} - {""}
+        return True
+
     def _seen(self, key: str) -> bool:
-        self.keys[key] += 1
-        return self.keys[key] > 1
+        if key in self.keys or key in self.refused:
+            return True
+        self.keys.add(key)
+        return False
 
 
 # ---- a process -------------------------------------------------------------------------------------------------------
@@ -286,7 +296,7 @@ def _reach(what: str, thing: str, key: str, land: Callable[[], Any], word: str) 
         elif fate == "later":
             world.later(land, LATEST)
         raise
-    if word == "refused":
+    if word == "refused" and world.refuse(key):
         raise ValueError(f"{thing} is refused")
     if word == "lost before":
         raise LostAnswer(thing)

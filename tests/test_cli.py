@@ -1,4 +1,4 @@
-"""The command line as people and scripts meet it: transcripts over real logs, and real processes where one has to die."""
+"""The command line as people and scripts meet it: transcripts over real logs, and real processes where one must die."""
 
 from __future__ import annotations
 
@@ -321,10 +321,10 @@ def test_the_version_is_answered_before_anything_heavy_is_imported() -> None:
     code = (
         "import sys\nfrom amends.cli.main import main\n"
         "try: main(['--version'])\n"
-        "except SystemExit as end: print([m for m in ('apsw', 'nacl', 'asyncio', 'msgspec') if m in sys.modules], end.code)"
+        "except SystemExit as end: print({'apsw', 'nacl', 'asyncio', 'msgspec'} & set(sys.modules), end.code)"
     )
     said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True).stdout
-    assert said.startswith("amends ") and said.splitlines()[1] == "[] 0"
+    assert said.startswith("amends ") and said.splitlines()[1] == "set() 0"
 
 
 @pytest.mark.promise("12")
@@ -504,6 +504,20 @@ def test_a_dry_run_tells_what_would_be_undone_and_changes_nothing(kit: AgentKit)
     assert (asked("status")["records"], sorted(os.listdir(kit.home.run))) == before and not REFUNDS
 
 
+@pytest.mark.promise("4.7")
+def test_a_dry_run_says_what_would_stand_and_why(kit: AgentKit) -> None:
+    with saga_scope("order-9", kit=kit) as saga:
+        saga.execute("note.pin", charge, {"n": 1}, semantics=COMPENSABLE)
+        saga.execute("letter.post", charge, {"n": 2}, semantics=COMPENSABLE, undo=Compensation.human("fetch it back"))
+        saga.execute("lamp.on", charge, {"n": 3}, semantics=COMPENSABLE, undo=Compensation(fn=lambda: None))
+        saga.execute("shop.charge", charge, {"n": 4}, semantics=COMPENSABLE, undo=undo())
+    would = asked("undo", "order-9", "--dry-run", code=1)
+    assert [step["tool"] for step in would["undone"]] == ["shop.charge"]
+    assert {step["tool"]: step["reason"] for step in would["standing"]} == {
+        "note.pin": "orphaned", "letter.post": "human_task", "lamp.on": "closure",
+    }  # fmt: skip
+
+
 def test_undoing_is_somebodys_decision(kit: AgentKit) -> None:
     committed(kit)
     for args in (["--by", "Ann"], ["--reason", "because"]):
@@ -615,7 +629,15 @@ def test_an_effect_that_lands_late_is_told_with_its_second_compensation(kit: Age
     assert "once more because the effect landed after the first" in run("show", "late-1").stdout
 
 
-def test_a_suspended_or_running_saga_is_called_so(kit: AgentKit) -> None:
+def test_ps_shows_as_many_as_are_asked_for_and_says_that_there_are_more(kit: AgentKit) -> None:
+    for n in range(4):
+        committed(kit, f"order-{n}", steps=1)
+    result = run("ps", "--limit", "2", "--json")
+    assert [row["saga"] for row in json.loads(result.stdout)] == ["order-3", "order-2"] and "--limit 0" in result.stderr
+    assert len(asked("ps", "--limit", "4")) == len(asked("ps", "--limit", "0")) == 4
+
+
+def test_a_running_saga_is_called_so(kit: AgentKit) -> None:
     with saga_scope("order-1", kit=kit) as saga:
         saga.execute("shop.charge", charge, {"n": 1}, semantics=COMPENSABLE, undo=undo())
         [row] = asked("ps")

@@ -35,7 +35,8 @@ def next_of(*steps: s.Step, **more: Any) -> d.Action:
 
 def test_nothing_left_is_the_end() -> None:
     assert isinstance(next_of(), d.End)
-    assert isinstance(next_of(step(1, s.COMPENSATED), step(2, s.FAILED), step(3, s.ACCEPTED), step(4, s.REFUSED)), d.End)
+    settled_ones = [s.COMPENSATED, s.FAILED, s.ACCEPTED, s.REFUSED]
+    assert isinstance(next_of(*(step(number, state) for number, state in enumerate(settled_ones, 1))), d.End)
 
 
 @pytest.mark.promise("1.7")

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -48,7 +49,7 @@ def agree(world: World, report: Any) -> None:
     assert report.clean == (not world.effects), (report, world.effects)
 
 
-# ---- an exception -----------------------------------------------------------------------------------------------------
+# ---- an exception ----------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.promise("1.7")
@@ -134,14 +135,13 @@ def test_a_rollback_on_request(kit: AgentKit, world: World) -> None:
 
 @pytest.mark.promise("1.7")
 def test_a_scope_without_steps_that_fails_is_clean_and_leaves_no_trace(kit: AgentKit) -> None:
-    size = kit.log.size
     with pytest.raises(SagaAborted) as aborted, saga_scope(kit=kit):
         raise ValueError
     assert aborted.value.report.clean and aborted.value.report.outcome == "compensated"
     with saga_scope(kit=kit):
         pass
     kit.log.flush()
-    assert kit.log.size == size
+    assert kit.log.sagas() == []
 
 
 def test_bad_arguments_are_refused_before_anything_happens(kit: AgentKit, world: World) -> None:
@@ -152,7 +152,7 @@ def test_bad_arguments_are_refused_before_anything_happens(kit: AgentKit, world:
     assert world.calls == 0 and kinds(kit, saga.header_id) == []
 
 
-# ---- leaving as oneself -------------------------------------------------------------------------------------------------
+# ---- leaving as oneself ----------------------------------------------------------------------------------------------
 
 
 @pytest.mark.promise("1.7")
@@ -194,13 +194,15 @@ def test_the_first_ctrl_c_unwinds_and_says_so(
 @pytest.mark.parametrize("nested", [False, True])
 def test_a_second_ctrl_c_leaves_the_rest_to_the_daemon(kit: AgentKit, world: World, nested: bool) -> None:
     def cancel(of: str, idempotency_key: str) -> None:
-        raise KeyboardInterrupt
+        signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+        time.sleep(0.5)
 
     def body(saga: Any) -> None:
         saga.execute("hotel", world.book, {"what": "a"}, semantics=COMPENSABLE, undo=world.undo)
         saga.execute(
-            "car", world.book, {"what": "b"}, semantics=COMPENSABLE, compensate=lambda r: Compensation(cancel, {"of": "b"})
-        )
+            "car", world.book, {"what": "b"}, semantics=COMPENSABLE,
+            compensate=lambda result: Compensation(cancel, {"of": "b"}),
+        )  # fmt: skip
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt), saga_scope("trip", kit=kit) as saga:
@@ -229,7 +231,8 @@ async def cancel(what):
 async def main():
     async with saga_scope("trip") as saga:
         for what in "ab":
-            await saga.execute("hotel", book, {"what": what}, semantics=COMPENSABLE, undo=lambda what: Compensation(cancel, {"what": what}))
+            await saga.execute("hotel", book, {"what": what}, semantics=COMPENSABLE,
+                               undo=lambda what: Compensation(cancel, {"what": what}))
         note("ready")
         await asyncio.sleep(30)
 asyncio.run(main())
@@ -282,7 +285,7 @@ def test_sigterm_unwinds_where_it_is_asked_for(memory: AgentKit, world: World) -
     assert signal.getsignal(signal.SIGTERM) is before
 
 
-# ---- cancellation on a loop ---------------------------------------------------------------------------------------------
+# ---- cancellation on a loop ------------------------------------------------------------------------------------------
 
 
 def cancelled_at(kit: AgentKit, world: World, point: str, **options: Any) -> asyncio.CancelledError:
@@ -350,7 +353,7 @@ def test_a_probe_settles_a_cancelled_step_before_anything_is_undone(
         return PRESENT if world.has(idempotency_key) else ABSENT
 
     left = cancelled_at(kit, world, point, undo=world.undo, probe=probe)
-    assert asked == [None]
+    assert set(asked) == {None}
     assert [step.state for step in left.saga_report.steps] == ["compensated", state]
     agree(world, left.saga_report)
 
@@ -552,7 +555,7 @@ def test_no_step_starts_after_the_scope(kit: AgentKit, world: World, semantics: 
         assert (world.calls, kit.log.size) == (calls, size)
 
 
-# ---- deadlines and late landings ----------------------------------------------------------------------------------------
+# ---- deadlines and late landings -------------------------------------------------------------------------------------
 
 
 @pytest.mark.promise("1.8")
@@ -716,7 +719,7 @@ def test_an_async_tool_that_will_not_be_stopped_is_noticed_when_it_lands(
         with pytest.raises(SagaAborted):
             async with saga_scope(kit=kit) as saga:
                 await saga.execute("hotel", stubborn, {"what": "a"}, **options)
-        while not world.log or world.effects:
+        while ("do", "a") not in world.log or world.effects:
             await asyncio.sleep(0.01)
 
     if driven == "sync":
@@ -727,7 +730,7 @@ def test_an_async_tool_that_will_not_be_stopped_is_noticed_when_it_lands(
     eventually(lambda: ("do", "a") in world.log and not world.effects)
 
 
-# ---- leaving well over an unknown ----------------------------------------------------------------------------------------
+# ---- leaving well over an unknown ------------------------------------------------------------------------------------
 
 
 @pytest.mark.promise("1.6")
@@ -749,13 +752,15 @@ def test_a_probe_lets_a_scope_be_left_well_with_what_the_world_says(
     answers = [CANNOT_TELL, PRESENT if present else ABSENT]
 
     def probe(what: str) -> Any:
-        return answers.pop(0)
+        return answers.pop(0) if len(answers) > 1 else answers[0]
 
     with saga_scope(kit=kit) as saga:
         world.lose = [TimeoutError()] if present else []
         world.refuse = [] if present else [TimeoutError()]
         with pytest.raises(TimeoutError):
-            saga.execute("hotel", world.book, {"what": "a"}, semantics=COMPENSABLE, undo=world.undo, probe=probe)
+            saga.execute(
+                "hotel", world.book, {"what": "a"}, semantics=COMPENSABLE, undo=world.undo, probe=probe, settle=SOON
+            )
     found = fold(kit, saga.header_id)
     assert found.out == "committed" and found.steps[1].state == ("done" if present else "failed")
     assert world.standing == (["a"] if present else [])
@@ -790,7 +795,7 @@ def test_what_verify_does_not_confirm_is_not_done(kit: AgentKit, world: World) -
     agree(world, aborted.value.report)
 
 
-# ---- retries and fallbacks ------------------------------------------------------------------------------------------------
+# ---- retries and fallbacks -------------------------------------------------------------------------------------------
 
 BRISK = RetryPolicy(3, "constant", 0.001)
 
@@ -876,7 +881,7 @@ def test_a_fallback_after_a_primary_that_failed_commits_with_its_own_inverse(kit
     assert world.standing == ["a"] and world.undos == ["a"]
 
 
-# ---- compensations that misbehave ----------------------------------------------------------------------------------------
+# ---- compensations that misbehave ------------------------------------------------------------------------------------
 
 
 @pytest.mark.promise("1.7")
@@ -991,7 +996,7 @@ def test_a_person_is_asked_to_undo_and_the_saga_is_escalated(kit: AgentKit, worl
     assert fold(kit, saga.header_id).out == "compensated"
 
 
-# ---- results ------------------------------------------------------------------------------------------------------------
+# ---- results ---------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.promise("1.4")

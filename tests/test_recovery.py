@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
+import shutil
 import signal
+import socket
 import sys
 import time
 from collections.abc import Iterator
@@ -492,3 +495,215 @@ def test_run_gives_the_agent_its_home(world: World) -> None:
     ran = world.amends("--home", str(other), "run", "--", sys.executable, "-c", show)
     assert ran.stdout.strip() == str(other)
     assert (other / "amends.db").exists()
+
+
+@pytest.mark.promise("4.1")
+@pytest.mark.skipif(not hasattr(os, "openpty"), reason="no terminals here")
+def test_ctrl_c_reaches_the_agent_once_and_its_rollback_is_not_abandoned(world: World) -> None:
+    """A terminal sends Ctrl-C to the whole group; `run` must not hand it on a second time."""
+    script = world.script(
+        """
+        import signal
+        seen = []
+        with saga_scope(id="order-1") as saga:
+            buy(saga, "book", undo=declared("answer_ms=500"))
+            time.sleep(60)
+        """
+    )
+    child, terminal = _on_a_terminal([*PROGRAM, "run", "--", sys.executable, str(script)], world)
+    world.until("a charge", lambda: world.kinds().count("step.done") == 1)
+    os.write(terminal, b"\x03")
+    said = _read_all(terminal)
+    assert os.waitpid(child, 0)[1] != 0
+    assert world.kinds()[-1] == "saga.ended" and world.refunded() == ["book"], said
+    assert "saga.taken" not in world.kinds(), "the agent itself undid it, undisturbed"
+    assert said.count("Ctrl-C again") == 1
+
+
+def _on_a_terminal(command: list[str], world: World) -> tuple[int, int]:
+    """A child whose controlling terminal is ours to type on: (pid, our end)."""
+    import pty
+
+    pid, terminal = pty.fork()
+    if not pid:
+        os.chdir(world.folder)
+        os.execve(command[0], command, world.env)
+    return pid, terminal
+
+
+def _read_all(terminal: int) -> str:
+    said = b""
+    while True:
+        try:
+            more = os.read(terminal, 4096)
+        except OSError:  # EIO: nobody has the other end any more
+            return said.decode(errors="replace")
+        if not more:
+            return said.decode(errors="replace")
+        said += more
+
+
+@pytest.mark.promise("4.4")
+def test_handlers_come_from_import_before_anything_else(world: World) -> None:
+    agent = world.agent(
+        """
+        with saga_scope(id="order-1") as saga:
+            buy(saga, "ink", "then=hang", undo=declared(handler="shop.elsewhere"))
+        """
+    )
+    world.kill_at_open(agent)
+    (world.folder / "mine.py").write_text(
+        f"import sys\nsys.path.insert(0, {str(world.folder)!r})\nimport os, shop\nfrom amends import compensator\n"
+        "@compensator('shop.elsewhere')\ndef refund(of, idempotency_key):\n"
+        "    open('ran', 'w').write(str(os.getppid()))\n    return shop.refund(of, '', idempotency_key)\n"
+    )
+    daemon = world.daemon("--import", str(world.folder / "mine.py"))
+    world.until("it is undone", lambda: world.kinds()[-1] == "saga.ended")
+    assert world.refunded() == ["ink"]
+    assert (world.folder / "ran").read_text() == str(daemon.pid), "in a process of its own, not in the daemon"
+
+
+@pytest.mark.promise("4.1")
+@pytest.mark.slow
+def test_five_daemons_and_twenty_dead_sagas_with_slow_handlers(world: World) -> None:
+    body = """
+        import threading
+        def one(n):
+            with saga_scope(id=f"order-{who}-{n}") as saga:
+                buy(saga, f"book-{n}", undo=declared("answer_ms=100"))
+                buy(saga, f"ink-{n}", "then=hang", undo=declared("answer_ms=200"), settle=0.3)
+        who = {who}
+        threads = [threading.Thread(target=one, args=(n,)) for n in range(10)]
+        [thread.start() for thread in threads]
+        [thread.join() for thread in threads]
+        """
+    daemons = [world.daemon() for _ in range(5)]
+    agents = [world.agent(body.replace("{who}", str(who)), name=f"agent_{who}") for who in range(2)]
+    world.until_open(20)
+    kill(agents[0])
+    kill(daemons[0])
+    kill(agents[1])
+    world.until("all sagas have ended", lambda: world.kinds().count("saga.ended") == 20, 60)
+    refunds = [attempt["key"] for attempt in world.attempts() if attempt["kind"] == "refund"]
+    assert len(set(refunds)) == 40 and world.standing() == [] and world.one_effect_per_key()
+    assert len(refunds) == 40, "the daemon that was killed had not begun: nothing was attempted twice"
+
+
+@pytest.mark.promise("4.1")
+def test_a_daemon_that_dies_at_work_is_followed_by_another(world: World) -> None:
+    agent = world.agent(
+        """
+        with saga_scope(id="order-1") as saga:
+            buy(saga, "book", undo=declared("answer_ms=800"))
+            buy(saga, "ink", undo=declared("answer_ms=800"))
+            time.sleep(60)
+        """
+    )
+    world.until("two charges", lambda: world.kinds().count("step.done") == 2)
+    first, second = world.daemon(), world.daemon()
+    kill(agent)
+    world.until_open(kind="refund")
+    taker = next(e.driver for e in world.log() if e.kind == "saga.taken")
+    pid = json.loads((world.home / "run" / f"{taker}.lock").read_text())["pid"]
+    kill(first if first.pid == pid else second)
+    world.until("the other one has finished", lambda: world.kinds()[-1] == "saga.ended")
+    assert world.refunded() == ["ink", "book"] and world.one_effect_per_key()
+    assert world.kinds().count("saga.taken") == 2
+
+
+@pytest.mark.promise("4.2")
+@pytest.mark.skipif(not shutil.which("faketime"), reason="faketime is not here")
+@pytest.mark.parametrize("step", ["+1 day", "-1 day"])
+def test_a_clock_that_is_a_day_off_robs_nobody_and_stops_nothing(world: World, step: str) -> None:
+    agent = world.agent(
+        """
+        with saga_scope(id="order-1") as saga:
+            buy(saga, "book")
+            buy(saga, "ink", "then=hang")
+        """
+    )
+    world.until_open()
+    command = ["faketime", "-f", step.replace(" day", "d"), *PROGRAM, "recoverd", "--once", "--json"]
+    wall_only = {"FAKETIME_DONT_FAKE_MONOTONIC": "1"}  # the boot clock is nobody's to set
+    child = world.start(command, env=wall_only)
+    assert json.loads(child.communicate(timeout=60)[0])["skipped"][0]["reason"] == "held by a live driver"
+    kill(agent)
+    child = world.start(command, env=wall_only)
+    out, err = child.communicate(timeout=60)
+    assert json.loads(out)["recovered"] == ["order-1"], err
+    assert world.refunded() == ["ink", "book"]
+
+
+@pytest.mark.promise("4.5")
+def test_after_recovery_every_door_tells_the_same(world: World) -> None:
+    agent = world.agent(THREE.format(wish="then=hang"))
+    world.kill_at_open(agent)
+    assert json.loads(world.amends("ps", "--json").stdout)[0]["outcome"] == "interrupted"
+    world.recover()
+    (row,) = json.loads(world.amends("ps", "--json").stdout)
+    assert (row["saga"], row["outcome"], row["clean"], row["standing"]) == ("order-1", "compensated", True, 0)
+    shown = json.loads(world.amends("show", "order-1", "--json").stdout)
+    assert (shown["outcome"], [step["state"] for step in shown["steps"]]) == ("compensated", ["compensated"] * 3)
+    assert json.loads(world.amends("inbox", "--json").stdout) == []
+    checked = world.amends("verify", "--json")
+    assert (checked.returncode, json.loads(checked.stdout)["verdict"]) == (0, "INTACT")
+
+
+@pytest.mark.promise("4.3")
+def test_a_waiting_daemon_ends_with_the_same_code_when_the_log_is_damaged(world: World) -> None:
+    agent = world.agent(THREE.format(wish="then=hang"))
+    world.kill_at_open(agent)
+    seq = next(e.seq for e in world.log() if e.kind == "step.done" and e.step == 2)
+    _flip(world.home / "amends.db", seq, "open")
+    daemon = world.daemon()
+    assert daemon.wait(30) == 7
+    assert world.effects("refund") == []
+
+
+@pytest.mark.promise("13")
+@pytest.mark.skipif(not hasattr(socket, "AF_UNIX"), reason="no such sockets here")
+def test_a_supervisor_hears_that_the_daemon_is_ready_alive_and_stopping(world: World) -> None:
+    """Also while a handler is slow: the loop that looks is not the thread that waits for it."""
+    agent = world.agent(
+        """
+        with saga_scope(id="order-1") as saga:
+            buy(saga, "book", undo=declared("answer_ms=2500"))
+            time.sleep(60)
+        """
+    )
+    world.until("a charge", lambda: world.kinds().count("step.done") == 1)
+    kill(agent)
+    door = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+    door.bind(str(world.folder / "notify"))
+    door.settimeout(20)
+    daemon = world.daemon(env={"NOTIFY_SOCKET": str(world.folder / "notify"), "WATCHDOG_USEC": "2000000"})
+    assert door.recv(100) == b"READY=1"
+    world.until_open(kind="refund")
+    assert door.recv(100) == b"WATCHDOG=1"
+    assert [a["state"] for a in world.attempts() if a["kind"] == "refund"] == ["open"], "said while a handler ran"
+    daemon.send_signal(signal.SIGTERM)
+    heard = door.recv(100)
+    while heard == b"WATCHDOG=1":
+        heard = door.recv(100)
+    assert heard == b"STOPPING=1" and daemon.wait(20) == 0
+    door.close()
+
+
+@pytest.mark.promise("4.1")
+@pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="there is no /proc to count wake-ups in")
+def test_while_nobody_lives_the_daemon_wakes_at_most_once_a_second(world: World) -> None:
+    daemon = world.daemon()
+    world.until("it has a log", lambda: world.kinds())
+    time.sleep(2)
+    before = _wakeups(daemon.pid)
+    time.sleep(3)
+    assert _wakeups(daemon.pid) - before <= 3 * 4, "one look a second, and what a look itself waits for"
+
+
+def _wakeups(pid: int) -> int:
+    found = 0
+    for task in Path(f"/proc/{pid}/task").iterdir():
+        for line in (task / "status").read_text().splitlines():
+            if line.startswith("voluntary_ctxt_switches"):
+                found += int(line.split()[1])
+    return found

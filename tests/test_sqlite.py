@@ -698,6 +698,49 @@ def test_a_forked_child_and_its_parent_both_go_on(log: SqliteLog, tmp_path: Path
 
 
 @needs_fork
+@pytest.mark.promise("14.7")
+def test_a_child_that_outlives_its_parent_keeps_the_file_in_use(tmp_path: Path) -> None:
+    body = """
+log.commit(facts(opened("a")))
+if os.fork():
+    os._exit(0)
+log.commit(facts(intended("a", 1)))
+for word in sys.stdin:
+    log.commit(facts(intended("a", 2)))
+    print(log.size, flush=True)
+print(log.size, flush=True)
+log.close()
+os._exit(0)
+"""
+    process = child(tmp_path, body)
+    assert process.stdin is not None and process.stdout is not None
+    assert process.wait() == 0  # the parent; its child goes on
+    shm = tmp_path / "amends.db-shm"
+    eventually(lambda: log_size(tmp_path) == 4)
+    size = shm.stat().st_size
+    for _ in range(3):
+        log = make(tmp_path)  # would take the file for unused, and empty what the child has mapped
+        log.commit(facts(Draft("note", {})))
+        log.close()
+        assert shm.stat().st_size == size
+    process.stdin.write("go on\n")
+    process.stdin.close()
+    assert int(process.stdout.readline()) == log.size + 1 == int(process.stdout.readline())
+    log = make(tmp_path)
+    assert [r.entry.step for r in log.thread("a")] == [0, 1, 2]
+    healthy(log)
+    log.close()
+
+
+def log_size(path: Path) -> int:
+    peek = open_read(path / "amends.db")
+    try:
+        return peek.size
+    finally:
+        peek.close()
+
+
+@needs_fork
 def test_a_fork_while_other_threads_commit_leaves_the_child_free_to_go_on(log: SqliteLog) -> None:
     log.commit(facts(opened("a")))
     stop = threading.Event()

@@ -35,10 +35,10 @@ class World:
             self.calls += 1
             if self.refuse:
                 raise self.refuse.pop(0)
-            if key not in self.effects and key not in self.undone.values():
+            if key not in self.effects:
                 self.effects[key] = {"id": f"e{len(self.log)}", "what": what}
                 self.log.append(("do", what))
-            answer = dict(self.effects.get(key, {"id": "gone", "what": what}), key=key)
+            answer = dict(self.effects[key], key=key)
             if self.lose:
                 raise self.lose.pop(0)
             return answer

@@ -1,0 +1,114 @@
+"""Sagas that were open in a log that was given up: taken into the new one, and left to a person.
+
+A log that was set back does not know what happened since; what looks half done may have been committed, or undone
+already. So nothing is undone by itself: each effect that stands is carried over with its compensation and escalated.
+`retry` undoes it, under the key it had; `accept` accounts for it.
+"""
+
+from __future__ import annotations
+
+import base64
+import os
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from ..store.chain import Chain, Draft
+from ..store.entry import parse
+from ..store.errors import Malformed, NotFound
+from ..store.evidence import Evidence
+from ..store.log import Record
+from ..store.squeeze import unshut
+from .carry import carry, completed
+from .facts import body, fact
+from .openings import raw_fields
+from .saga import Saga
+from .state import State
+from .step import DONE, INTENDED, STUCK, UNDO_LOST, UNDOING, UNKNOWN, Step
+
+if TYPE_CHECKING:
+    from .kit import AgentKit
+
+STANDS = frozenset({DONE, UNKNOWN, INTENDED, UNDOING, UNDO_LOST, STUCK})
+
+
+class Old:
+    """The log of an incarnation that was given up, read once, folded as its device folded it."""
+
+    def __init__(self, path: str | os.PathLike[str], origin: str) -> None:
+        self.state = State()
+        self._records: dict[int, Record] = {}
+        chain = Chain(self.state)
+        with Evidence(path) as evidence:
+            for row in evidence.stored_of(origin):
+                entry = parse(row.line)
+                chain.follow(entry, row.line)
+                self._records[row.seq] = Record(entry, row.line, unshut(row.blob or b"") or None)
+
+    def record(self, seq: int) -> Record:
+        """One record. Raises NotFound."""
+        if seq not in self._records:
+            raise NotFound(f"The old log has no record {seq}.")
+        return self._records[seq]
+
+
+def follows(kit: AgentKit) -> str:
+    """The origin of the log that this one goes on from; empty for a first incarnation."""
+    return kit.log.record(0).entry.follows
+
+
+def carry_over(kit: AgentKit) -> list[str]:
+    """Open a follow-up for every saga that the old log left open and that has none yet; return their header ids.
+
+    Run again after a crash it does what is left.
+    """
+    origin = follows(kit)
+    if not origin or kit.home is None:
+        return []
+    with Evidence(kit.home.db) as evidence:
+        if origin not in evidence.origins():
+            return []
+    old = Old(kit.home.db, origin)
+    known = {kit.log.record(row.first).entry.of for row in kit.log.sagas()}
+    made = []
+    for saga in list(old.state.roots()):
+        if saga.id not in known:
+            drafts = _followup(old, kit, saga)
+            if drafts:
+                kit.log.commit(lambda state, now, drafts=drafts: drafts)  # type: ignore[misc]
+                made.append(str(drafts[0].fields["saga"]))
+    return made
+
+
+def _followup(old: Old, kit: AgentKit, root: Saga) -> Sequence[Draft]:
+    pairs = [(saga, step) for saga in old.state.family(root) for step in saga.steps.values() if step.state in STANDS]
+    if not pairs:
+        return ()
+    new = base64.b32encode(os.urandom(17)).decode().lower()[:26]
+    drafts = [fact("saga.opened", _named(old, root), saga=new, fence=1, driver=kit.engine.driver, of=root.id, up=True)]
+    for number, (saga, step) in enumerate(sorted(pairs, key=lambda pair: completed(pair[1])), 1):
+        drafts.append(_carried(old, saga, step, new, number))
+    drafts.append(fact("saga.unwinding", saga=new, fence=1, why="adopted", up=True))
+    drafts += [
+        fact("saga.escalated", saga=new, fence=1, step=number, why="adopted", up=True)
+        for number in range(1, len(pairs) + 1)
+    ]
+    drafts.append(fact("saga.released", saga=new, fence=1))
+    return drafts
+
+
+def _carried(old: Old, saga: Saga, step: Step, into: str, number: int) -> Draft:
+    draft = carry(old, saga, step, into, 1, late=step.late)
+    draft.fields["step"] = number
+    draft.fields["out"] = "unknown" if step.state in (INTENDED, UNKNOWN) else "done"
+    del draft.fields["ref"]  # a position in another log says nothing here
+    return draft
+
+
+def _named(old: Old, saga: Saga) -> bytes:
+    """The name a person knows it by, as a label: the id itself belongs to the old log."""
+    try:
+        fields: dict[str, Any] = raw_fields(old.record(saga.opened_seq).blob)
+    except Malformed:
+        return b"{}"
+    name = fields.get("name") or fields.get("label")
+    return body(label=name) if name else b"{}"

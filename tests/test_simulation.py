@@ -1,0 +1,269 @@
+"""A process that dies anywhere, and the ones that recover after it, leave nothing behind that the report does not name.
+
+Seeded worlds (simulation.py): each seed is a saga, a far side, and deaths at chosen points; each runs on the log in a
+file, over a disk that loses power, and on the log in memory, and both must tell the same story. Whatever fails prints
+its seed and deaths; `play_both(seed, deaths)` has it again.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+from powerloss import under
+from simulation import Clock, InMemory, OnDisk, Run, play, scenario
+
+from amends.runtime.due import Rest, due
+from amends.runtime.report import RollbackReport
+from amends.runtime.saga import ENDED, UNWINDING
+from amends.runtime.state import State
+from amends.runtime.step import ACCEPTED, COMPENSATED, DONE, FAILED, REFUSED
+from amends.store import sqlite
+from amends.store.chain import Chain
+from amends.store.entry import Entry
+
+SETTLED = (COMPENSATED, FAILED, REFUSED)
+
+
+@pytest.fixture(autouse=True)
+def _no_time(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Nothing is decided by the machine's clock; a -wal is not preallocated for a life of milliseconds."""
+    for name, value in (("IDLE_S", 3600.0), ("LAZY_S", 3600.0), ("SIGN_S", 3600.0), ("WAL_BYTES", 0)):
+        monkeypatch.setattr(sqlite, name, value)
+    with under():
+        yield
+
+
+@contextmanager
+def named(seed: int, deaths: Sequence[int]) -> Iterator[None]:
+    try:
+        yield
+    except BaseException as error:
+        error.add_note(f"play_both({seed}, {list(deaths)})")
+        raise
+
+
+def play_both(seed: int, deaths: Sequence[int]) -> Run:
+    """One scenario on both logs; what is asked of every run is asked of both. Returns the run in memory."""
+    with named(seed, deaths):
+        clock = Clock()
+        disk = OnDisk(clock, seed)
+        try:
+            filed = play(scenario(seed), disk, clock, deaths)
+            judge(filed)
+            told = story(filed.log)
+        finally:
+            disk.gone()
+        clock = Clock()
+        kept = play(scenario(seed), InMemory(clock, disk.cuts), clock, deaths)
+        assert story(kept.log) == told
+        assert kept.world.attempts == filed.world.attempts
+        judge(kept)
+        return kept
+
+
+def story(log: Any) -> list[tuple[str, int, str]]:
+    """The facts without times and ids."""
+    return [(record.entry.kind, record.entry.step, record.entry.out) for record in log.records()]
+
+
+# ---- what is asked of every run --------------------------------------------------------------------------------------
+
+
+def judge(run: Run) -> None:
+    entries = [record.entry for record in run.log.records()]
+    every_prefix_folds(run)
+    nothing_is_left_to_do(run)
+    effects_are_announced(run, entries)
+    for saga, number in {(entry.saga, entry.step) for entry in entries if entry.step}:
+        compensations_are_attempted_as_promised(run, [e for e in entries if (e.saga, e.step) == (saga, number)])
+    nothing_stands_that_is_called_clean(run)
+    if run.script.golden:
+        no_person_was_needed(run, entries)
+    assert not run.world.doubled, f"taken back twice: {run.world.doubled}"
+
+
+def every_prefix_folds(run: Run) -> None:
+    """And of every prefix one can say what is due and what stands."""
+    chain = Chain(State())
+    for record in run.log.records():
+        chain.follow(record.entry, record.line)
+        view = chain.view
+        for saga in view.roots():
+            family = view.family(saga)
+            RollbackReport(family).summary()
+            if saga.phase == UNWINDING:
+                due(family, chain.now(run.world.clock))
+    fresh = State()
+    fresh.load(chain.view.dump())
+    assert fresh.dump() == chain.view.dump() == run.log.view.dump()
+
+
+def nothing_is_left_to_do(run: Run) -> None:
+    """Every saga has ended, or waits for a person and says for what."""
+    view = run.log.view
+    for saga in view.roots():
+        family = view.family(saga)
+        assert any(member.escalated for member in family), f"{saga.phase} and nobody is asked"
+        assert saga.phase == UNWINDING and isinstance(due(family, run.log.now()), Rest)
+
+
+def effects_are_announced(run: Run, entries: list[Entry]) -> None:
+    """A compensable or irreversible effect was attempted only with its intent on the disk."""
+    intents = {(e.tool, e.scope == "fallback") for e in entries if e.kind == "step.intended"}
+    sems = {spec.tool: spec.sem for spec in run.script.steps}
+    for attempt in run.world.attempts:
+        tool, _, fallback = attempt.thing.partition(".")
+        if attempt.what == "do" and sems[tool] != "reversible":
+            assert (tool, bool(fallback)) in intents, f"{attempt.thing} was attempted and is not in the log"
+
+
+def compensations_are_attempted_as_promised(run: Run, told: list[Entry]) -> None:
+    """Told: the entries of one step. Each attempt was announced; none follows an outcome; a lost one is tried again
+    under the same key, and only if that is safe."""
+    first = next((e for e in told if e.tool), None)
+    thing = first.tool + (".fallback" if first.scope == "fallback" else "") if first else ""
+    attempts = [a for a in run.world.attempts if a.what == "undo" and a.thing == thing]
+    intents = [e for e in told if e.kind == "undo.intended"]
+    announced = [e.seq for e in intents]
+    for attempt in attempts:
+        before = [seq for seq in announced if seq < attempt.size]
+        assert before, f"the compensation of {thing} was attempted and not announced"
+        announced.remove(before[-1])
+        assert not [e for e in told if before[-1] < e.seq < attempt.size and e.kind.startswith("undo.")]
+    for word in ("undo", "undo/late"):
+        keys = {e.key for e in intents if e.scope == word}
+        assert len(keys) <= 1 and (word == "undo" or len([e for e in intents if e.scope == word]) < 4)
+        sent = {a.key for a in attempts if a.key}
+        assert sent <= {e.key for e in intents}
+    again = _again(told)
+    state = "open"
+    for entry in told:
+        if entry.kind == "undo.intended":
+            assert state != "undone" or entry.scope == "undo/late", f"{thing} was undone already"
+            assert state != "lost" or again, f"{thing}: its answer was lost, and it may not be attempted again"
+        state = {"undo.done": "undone", "undo.lost": "lost", "undo.intended": "open"}.get(entry.kind, state)
+        if entry.kind == "step.probed" and entry.out == "present":
+            state = "open"
+
+
+def _again(told: list[Entry]) -> str:
+    found = ""
+    for entry in told:
+        found = entry.again if entry.inv else found
+    return found
+
+
+def nothing_stands_that_is_called_clean(run: Run) -> None:
+    world = run.world
+    names = dict.fromkeys(record.entry.saga for record in run.log.records() if record.entry.saga)
+    for name in names:
+        saga = run.log.view.past(name)
+        clean = RollbackReport([saga]).clean
+        for step in saga.steps.values():
+            thing = step.tool + (".fallback" if _is_fallback(run, saga.id, step.number) else "")
+            if saga.phase == ENDED and saga.out == "committed":
+                assert (step.state == DONE) == (world.standing[thing] > 0), f"committed, and {thing} is {step.state}"
+            elif step.state in SETTLED and not step.late:
+                assert not world.standing[thing], f"{thing} is told as {step.state} and stands"
+            if clean and saga.phase == ENDED and saga.out != "committed":
+                assert step.state in (*SETTLED, ACCEPTED)
+
+
+def _is_fallback(run: Run, saga: str, number: int) -> bool:
+    return any(
+        r.entry.kind == "step.intended" and r.entry.step == number and r.entry.scope == "fallback"
+        for r in run.log.thread(saga)
+    )
+
+
+def no_person_was_needed(run: Run, entries: list[Entry]) -> None:
+    """Declared inverses and keyed handlers: whatever dies, nobody is asked."""
+    assert not [e.why for e in entries if e.kind == "saga.escalated"]
+    assert not list(run.log.view.roots())
+    assert all(count == 1 for count in run.world.done.values())
+
+
+# ---- the runs --------------------------------------------------------------------------------------------------------
+
+
+
+def points(seed: int) -> list[str]:
+    """The points of an agent's life without a death."""
+    clock = Clock()
+    return play(scenario(seed), InMemory(clock), clock, []).lives[0].points
+
+
+def every_death(seeds: Sequence[int], twice: int) -> Counter[str]:
+    """Each point of each seed, and after every `twice`-th a death at each point of the recovery as well."""
+    fired: Counter[str] = Counter()
+    for seed in seeds:
+        r = random.Random(seed)
+        for n in range(1, len(points(seed)) + 1):
+            run = play_both(seed, [n])
+            fired.update(run.faults)
+            fired["runs"] += 2
+            second = len(run.lives[1].points)
+            chosen = range(1, second + 1) if r.random() < 1 / twice else r.sample(range(1, second + 1), min(1, second))
+            for m in chosen:
+                again = play_both(seed, [n, m, r.randint(1, 12) if r.random() < 0.3 else 0])
+                fired.update(again.faults)
+                fired["again in recovery"] += len([life for life in again.lives[1:] if not life.alive])
+                fired["runs"] += 2
+    return fired
+
+
+@pytest.mark.promise("4.1")
+@pytest.mark.promise("1.7")
+@pytest.mark.slow
+def test_a_death_at_every_point_of_the_agent_and_of_its_recovery_leaves_nothing_unsaid() -> None:
+    fired = every_death(range(1, 40), twice=12)
+    assert fired["runs"] >= 2000
+    for fault in ("commit asked", "commit returned", "do begins", "do sent", "do landed", "undo begins", "undo sent",
+                  "undo landed", "probe", "power cut", "wall clock set", "again in recovery"):  # fmt: skip
+        assert fired[fault] >= 10, f"{fault} fired {fired[fault]} times"
+
+
+@pytest.mark.promise("4.1")
+@pytest.mark.long
+def test_many_more_deaths_leave_nothing_unsaid() -> None:
+    fired = every_death(range(1000, 1400), twice=3)
+    assert fired["runs"] >= 20_000 and fired["again in recovery"] >= 2000
+
+
+def test_the_judge_turns_red_for_a_compensation_that_runs_twice() -> None:
+    """The check itself: a run that passes does not pass with one more attempt, or with something left standing."""
+    seed = next(s for s in range(50) if _undone(scenario_run(s)))
+    run = scenario_run(seed)
+    judge(run)
+    thing = _undone(run)
+    run.world.standing[thing] = 1
+    with pytest.raises(AssertionError, match="stands"):
+        judge(run)
+    run.world.standing[thing] = 0
+    last = [a for a in run.world.attempts if a.what == "undo" and a.thing == thing][-1]
+    run.world.attempts.append(last._replace(size=run.log.size))
+    with pytest.raises(AssertionError):
+        judge(run)
+
+
+def scenario_run(seed: int) -> Run:
+    clock = Clock()
+    return play(scenario(seed), InMemory(clock), clock, [])
+
+
+def _undone(run: Run) -> str:
+    """A thing that this run took back for good."""
+    for record in run.log.records():
+        if record.entry.kind == "undo.done" and record.entry.out == "done":
+            saga = run.log.view.past(record.entry.saga)
+            tool = saga.steps[record.entry.step].tool
+            if saga.phase == ENDED and not _is_fallback(run, saga.id, record.entry.step):
+                return str(tool)
+    return ""
+
+
