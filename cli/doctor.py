@@ -25,7 +25,7 @@ from ..runtime.due import unwinding_order
 from ..runtime.handlers_file import load
 from ..runtime.hosts import Hosts
 from ..runtime.inverse import read
-from ..runtime.openings import raw_fields
+from ..runtime.openings import blob_at, raw_fields, whole
 from ..runtime.state import State
 from ..runtime.values import looks_like_secret
 from ..store.anchor import read_all
@@ -272,7 +272,7 @@ def _handlers(patient: Patient) -> Iterator[Said]:
     pending, homeless = 0, False
     try:
         for saga, step in unwinding_order(list(kit.engine.state.sagas.values())):
-            recorded = read(kit.log.record(step.inverse_seq).blob) if step.inverse_seq else None
+            recorded = read(blob_at(kit.log, step.inverse_seq)) if step.inverse_seq else None
             if recorded is None or step.inv == "human":
                 continue
             pending += 1
@@ -323,7 +323,7 @@ def _secrets(patient: Patient) -> Iterator[Said]:
     if kit is None:
         return
     seen: dict[str, int] = {}
-    for record in kit.log.records(max(0, kit.log.size - SCANNED)):
+    for record in whole(kit.log.records(max(0, kit.log.size - SCANNED))):
         for name, raw in raw_fields(record.blob).items() if record.blob else ():
             for path in _suspicious(name, msgspec.json.decode(raw)):
                 seen.setdefault(f"{record.entry.tool or record.entry.kind}: {path}", record.entry.seq)
@@ -393,7 +393,7 @@ def _hosts(patient: Patient) -> Iterator[Said]:
 def _recorded_hosts(kit: Looking, hosts: Hosts) -> Iterator[Said]:
     asked = set()
     for _, step in unwinding_order(list(kit.engine.state.sagas.values())):
-        recorded = read(kit.log.record(step.inverse_seq).blob) if step.inverse_seq else None
+        recorded = read(blob_at(kit.log, step.inverse_seq)) if step.inverse_seq else None
         if recorded is None or not recorded.handler or (recorded.handler, str(recorded.host)) in asked:
             continue
         asked.add((recorded.handler, str(recorded.host)))

@@ -202,7 +202,8 @@ def _print(record: Record) -> None:
         openings = [msgspec.json.decode(line)[1] for line in (record.blob or b"").splitlines()]
         return ui.emit({**msgspec.json.decode(record.line), "openings": openings}, line=True)
     entry = record.entry
-    parts = [entry.tool, entry.handler, entry.out, entry.why]
+    part = "part {} of {}".format(*entry.part) if entry.part else ""
+    parts = [entry.tool, entry.handler, entry.out, entry.why, part]
     ui.say(
         ui.Word(f"{entry.seq:>6}  {when(entry.at)}  ", "dim"), f"{entry.kind:<15} ",
         f"{entry.saga[:8]:<8} ", f"{entry.step or '':>3} ", " ".join(filter(None, parts)),

@@ -15,7 +15,7 @@ import msgspec
 
 from ..runtime.inverse import Recorded, read
 from ..runtime.kit import AgentKit
-from ..runtime.openings import raw_fields, when
+from ..runtime.openings import raw_fields, when, whole
 from ..runtime.report import outcome, step_view
 from ..runtime.saga import ENDED, JOINED, RUNNING, Saga, replay
 from ..runtime.step import (
@@ -61,7 +61,7 @@ class Thread(NamedTuple):
 
 def thread_of(kit: AgentKit, header: str) -> Thread | None:
     """A saga by header id, with its records; None if the device never had it."""
-    records = kit.log.thread(header)
+    records = list(whole(kit.log.thread(header)))
     saga = kit.engine.state.sagas.get(header) or replay(record.entry for record in records)
     if saga is None or not records:
         return None

@@ -20,7 +20,7 @@ from ..store.log import Record
 from ..store.squeeze import unshut
 from .carry import carry, completed
 from .facts import body, fact
-from .openings import raw_fields
+from .openings import blob_at, raw_fields
 from .saga import Saga
 from .state import State
 from .step import DONE, INTENDED, STUCK, UNDO_LOST, UNDOING, UNKNOWN, Step
@@ -107,7 +107,7 @@ def _carried(old: Old, saga: Saga, step: Step, into: str, number: int) -> Draft:
 def _named(old: Old, saga: Saga) -> bytes:
     """The name a person knows it by, as a label: the id itself belongs to the old log."""
     try:
-        fields: dict[str, Any] = raw_fields(old.record(saga.opened_seq).blob)
+        fields: dict[str, Any] = raw_fields(blob_at(old, saga.opened_seq))
     except Malformed:
         return b"{}"
     name = fields.get("name") or fields.get("label")

@@ -13,7 +13,7 @@ from ..store.chain import Draft
 from ..store.log import Log
 from .facts import body, fact
 from .inverse import payload_of, read
-from .openings import raw_fields
+from .openings import Records, blob_at, raw_fields
 from .saga import Saga
 from .step import DONE, UNKNOWN, Step
 
@@ -54,10 +54,10 @@ def completed(step: Step) -> int:
     return step.ended_seq or step.seq
 
 
-def carry(log: Log, saga: Saga, step: Step, into: str, fence: int, *, late: bool = False) -> Draft:
+def carry(log: Records, saga: Saga, step: Step, into: str, fence: int, *, late: bool = False) -> Draft:
     """One step as a fact of another saga. late: its compensation ran before it landed, so it is due under a new key."""
-    recorded = read(log.record(step.inverse_seq).blob) if step.inverse_seq else None
-    asked = raw_fields(log.record(step.seq).blob) if step.probe else {}
+    recorded = read(blob_at(log, step.inverse_seq)) if step.inverse_seq else None
+    asked = raw_fields(blob_at(log, step.seq)) if step.probe else {}
     return fact(
         "step.carried",
         body(

@@ -26,7 +26,7 @@ from .drive import BLOCKING, Drive, run
 from .facts import body, fact
 from .hosts import recorded_host
 from .inverse import NONE, Inverse, NoInverse, declared_by, derived_by, idempotency_key, takes_nothing, written
-from .openings import served_steps
+from .openings import served_steps, spread
 from .perform import Call, Outcome, ask, perform, says_nothing
 from .pool import SHARED
 from .saga import RUNNING, Saga
@@ -34,7 +34,7 @@ from .semantics import SEMANTICS, ActionSemantics
 from .state import State
 from .step import APPROVED, DONE, FAILED, INTENDED, REFUSED, UNKNOWN, WAITING, may_land_for
 from .tools import Compensation, declared_options
-from .values import convert, decode_bytes, digest, encode
+from .values import convert, decode_bytes, digest, encode, hush
 
 NEW_EFFECTS = frozenset({"step.asked", "step.intended", "saga.joined"})
 DEFAULT_SETTLE = 2.0
@@ -111,6 +111,7 @@ class Run:
         self.probes: dict[tuple[str, int], tuple[Callable[..., Any], dict[str, Any], str]] = (
             parent.probes if parent else {}
         )
+        self.hidden: list[tuple[dict[str, Any], tuple[str, ...]]] = parent.hidden if parent else []
         self.flying: dict[tuple[str, int], Any] = parent.flying if parent else {}  # effects in the air and their tasks
         self.keys: dict[tuple[str, str], str] = {}  # identities that the caller chose, and digests of their arguments
         self.named = bool(opening is not None and opening.openings)
@@ -146,6 +147,12 @@ class Run:
                 old=old,
                 new=new,
             )
+
+    def hush(self, text: str) -> str:
+        """A text without the secrets that were passed to any step of this family."""
+        for kwargs, secret in self.hidden:
+            text = hush(text, kwargs, secret)
+        return text
 
     def number(self) -> int:
         with self.lock:
@@ -347,15 +354,18 @@ def _if_step(run: Run, number: int, state: str, draft: Draft) -> Decide:
 def _noter(drive: Drive, run: Run, call: Call) -> Callable[[int, BaseException | None], Any]:
     async def note(attempt: int, error: BaseException | None) -> None:
         draft = fact(
-            "step.attempted", body(error=encode(_told(error))), step=call.number, attempt=attempt, why=_code(error)
+            "step.attempted", body(error=encode(_told(error, run))), step=call.number, attempt=attempt, why=_code(error)
         )
         await drive.commit(run.engine.log, run.facts(draft), DURABLE if SEMANTICS[call.sem].durable else BUFFERED)
 
     return note
 
 
-def _told(error: BaseException | None) -> str:
-    return f"{type(error).__name__}: {error}"[:4000].encode("utf-8", "replace").decode() if error else ""
+def _told(error: BaseException | None, run: Run) -> str:
+    """An error for people, without the secrets that were passed in."""
+    if error is None:
+        return ""
+    return run.hush(f"{type(error).__name__}: {error}")[:4000].encode("utf-8", "replace").decode()
 
 
 def _code(error: BaseException | None) -> str:
@@ -365,7 +375,7 @@ def _code(error: BaseException | None) -> str:
 
 def _abandon(run: Run, call: Call, stop: BaseException) -> None:
     """We are told to stop in the middle of an effect: nobody knows, and the rollback will settle it."""
-    lost = fact("step.lost", body(error=encode(_told(stop))), step=call.number, why=_code(stop), up=True)
+    lost = fact("step.lost", body(error=encode(_told(stop, run))), step=call.number, why=_code(stop), up=True)
     run.engine.log.append(_if_step(run, call.number, INTENDED, lost))
     running: Future[Any] | None = getattr(stop, "amends_running", None)
     if running is not None:
@@ -380,7 +390,7 @@ async def _settle(
     try:
         if outcome.state == "done":
             return await _done(drive, run, call, inverse, early, outcome)
-        await _write(drive, run, call, early, outcome, _not_done(call, outcome))
+        await _write(drive, run, call, early, outcome, _not_done(run, call, outcome))
     finally:
         if outcome.running is not None:  # only now: before its fact is written, a late landing has nothing to follow
             _watch(run, call, outcome.running)
@@ -417,11 +427,11 @@ def _land(run: Run, call: Call, outcome: Outcome) -> Refused:
     )
 
 
-def _not_done(call: Call, outcome: Outcome) -> Draft:
+def _not_done(run: Run, call: Call, outcome: Outcome) -> Draft:
     kind = "step.failed" if outcome.state == "failed" else "step.lost"
     return fact(
         kind,
-        body(error=encode(_told(outcome.error))),
+        body(error=encode(_told(outcome.error, run))),
         step=call.number,
         out=outcome.probed,
         why=_code(outcome.error),
@@ -548,7 +558,7 @@ def _coalesced(call: Call, inverse: Inverse, outcome: Draft) -> Draft:
                                                    ("again", inverse.again)) if value}  # fmt: skip
     args = body(args=call.args, compensation=declared, identity=encode(call.identity), probe=_probe(call))
     opening = args[:-1] + b"," + outcome.openings[0][1:] if outcome.openings and len(outcome.openings[0]) > 2 else args
-    outcome.openings = (_sorted(opening), *call.apart)
+    outcome.openings = spread((_sorted(opening), *call.apart, *outcome.openings[1:]))
     return outcome
 
 
@@ -802,7 +812,7 @@ def landed(run: Run, call: Call, ended: Future[Any]) -> None:
 
 def _landing(run: Run, call: Call, result: Any, error: BaseException | None) -> Draft:
     if error is not None:
-        return fact("step.landed", body(error=encode(_told(error))), step=call.number, out="failed")
+        return fact("step.landed", body(error=encode(_told(error, run))), step=call.number, out="failed")
     inverse, shown, flaw = NONE, b"", ""
     try:
         shown = encode(result, path="result") if call.store_result else b""

@@ -9,6 +9,8 @@ from __future__ import annotations
 from typing import Any
 
 from ..store.chain import Draft
+from .openings import spread
+from .values import INLINE_MAX
 
 KINDS = {
     "saga.opened": "a saga begins: who drives it, what it belongs to, who gets it after a crash",
@@ -47,8 +49,10 @@ UNWINDING = frozenset(
 
 
 def fact(kind: str, *openings: bytes, up: bool = False, **header: Any) -> Draft:
-    """A draft of one fact. Header keys with an empty value are left out; an opening is a `body`."""
+    """A draft of one fact. Header keys with an empty value are left out; an opening is a `body`, of any size."""
     kept = tuple([opening for opening in openings if len(opening) > 2])
+    if kept and max(map(len, kept)) > INLINE_MAX:
+        kept = spread(kept)
     return Draft(kind, {key: value for key, value in header.items() if value}, kept, up)
 
 

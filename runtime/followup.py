@@ -11,8 +11,6 @@ import os
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-import msgspec
-
 from ..store.chain import Draft
 from ..store.clock import Now
 from ..store.errors import BadValue, Fenced, NotFound, Refused
@@ -22,7 +20,7 @@ from .drive import BLOCKING, Drive, run
 from .engine import Run
 from .facts import body, fact
 from .inbox import named
-from .openings import opened_as
+from .openings import fields_of, opened_as, spread
 from .report import RollbackReport
 from .saga import ENDED, UNWINDING, Saga, orphaned, replay
 from .state import State
@@ -216,7 +214,7 @@ def follow_landed(kit: AgentKit, made: Run, number: int, landing: Draft) -> Roll
     new = _random_id()
     draft = carry(kit.log, past, step, new, 1, late=early)
     if landing.openings and landing.fields.get("inv"):
-        draft.openings = _only_compensation(landing.openings[0])
+        draft.openings = _only_compensation(landing)
         draft.fields |= {name: landing.fields[name] for name in ("inv", "handler", "again") if name in landing.fields}
     drafts = [
         fact("saga.opened", saga=new, fence=1, driver=kit.engine.driver, of=past.id, up=True),
@@ -233,6 +231,6 @@ def follow_landed(kit: AgentKit, made: Run, number: int, landing: Draft) -> Roll
         kit.engine.runs.pop(new, None)
 
 
-def _only_compensation(opening: bytes) -> tuple[bytes, ...]:
-    fields = msgspec.json.decode(opening, type=dict[str, msgspec.Raw])
-    return (body(compensation=bytes(fields["compensation"])),) if "compensation" in fields else ()
+def _only_compensation(landing: Draft) -> tuple[bytes, ...]:
+    made = fields_of(landing.openings).get("compensation")
+    return spread((body(compensation=made),)) if made else ()

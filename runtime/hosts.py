@@ -49,6 +49,7 @@ START_MS = 30_000
 STDERR_TAIL = 4096
 OUTPUT_MAX = 1024 * 1024
 PROCESSES = 4
+SOON_S = 0.05
 IDLE_S = 60.0
 
 ANSWERS: Mapping[str, tuple[str, ...]] = {
@@ -719,6 +720,8 @@ class _Pool:
         self.slots = threading.BoundedSemaphore(PROCESSES)
         self.lock = threading.Lock()
         self.idle: list[_Process] = []
+        self.out = 0  # processes in a call
+        self.back = threading.Condition(self.lock)
         self.asking = threading.Lock()
         self.known: dict[tuple[str, str], Known] = {}  # handlers that were found, as long as `stamp` holds
         self.stamp: list[tuple[int, int]] = []
@@ -728,11 +731,21 @@ class _Pool:
         if counted and not self.slots.acquire(timeout=deadline_ms / 1000):
             return None
         try:
-            return self._idle() or _Process(self.spec)
+            process = self._idle() or self._back_soon() or _Process(self.spec)
         except BaseException:
             if counted:
                 self.slots.release()
             raise
+        with self.lock:
+            self.out += 1
+        return process
+
+    def _back_soon(self) -> _Process | None:
+        """One that comes back in a moment: to start another takes longer than most handlers run."""
+        with self.back:
+            if not self.out or not self.back.wait_for(lambda: self.idle, SOON_S):
+                return None
+        return self._idle()
 
     def _idle(self) -> _Process | None:
         with self.lock:
@@ -750,10 +763,13 @@ class _Pool:
         """Back from a call. One that did not answer is killed, with all it started."""
         if kept:
             process.child.idle_since = time.monotonic()
-            with self.lock:
-                self.idle.append(process)
         else:
             process.child.kill()
+        with self.back:
+            self.out -= 1
+            if kept:
+                self.idle.append(process)
+                self.back.notify()
         if counted:
             self.slots.release()
 
@@ -993,10 +1009,17 @@ def _root(file: str, module: str) -> str:
     return str(Path(*parts[: -len(names)])) if parts[-len(names) :] == names else ""
 
 
+_DIGESTS: dict[str, tuple[tuple[int, int, int], str]] = {}  # file -> what it looked like, and its digest then
+
+
 def _digest(file: str) -> str:
     from hashlib import sha256
 
     try:
-        return sha256(Path(file).read_bytes()).hexdigest()
+        seen = os.stat(file)
+        look = (seen.st_mtime_ns, seen.st_size, seen.st_ino)
+        if _DIGESTS.get(file, ((), ""))[0] != look:
+            _DIGESTS[file] = (look, sha256(Path(file).read_bytes()).hexdigest())
+        return _DIGESTS[file][1]
     except OSError:
         return ""

@@ -12,12 +12,12 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from ..store.entry import read_opening
 from ..store.errors import BadValue
 from .drive import Drive
 from .hosts import recorded_host
+from .openings import raw_fields
 from .tools import Compensation, Handler, find, is_async, names, parameters, registered, takes_key
-from .values import decode, encode
+from .values import VALUE_MAX, decode, encode, is_manifest
 
 Encoder = Callable[..., bytes]
 
@@ -106,7 +106,10 @@ def _payload(
         fields["host"] = host
     if reason:
         fields["unreachable"] = reason
-    return msgspec.json.encode(dict(sorted(fields.items())))
+    payload = msgspec.json.encode(dict(sorted(fields.items())))
+    if len(payload) > VALUE_MAX:
+        raise BadValue(f"The compensation is over the cap of {VALUE_MAX // 1024 // 1024} MiB for one value.")
+    return payload
 
 
 class Recorded(NamedTuple):
@@ -122,20 +125,20 @@ class Recorded(NamedTuple):
 
 
 def read(blob: bytes | None) -> Recorded | None:
-    """The compensation in the openings of an entry; None if it is not there (redacted, or never was)."""
-    for line in (blob or b"").splitlines(True):
-        found = read_opening(line).get("compensation")
-        if isinstance(found, dict):
-            return Recorded(
-                str(found.get("handler", "")),
-                found.get("kwargs") or {},
-                str(found.get("key", "")),
-                str(found.get("late_key", "")),
-                str(found.get("description", "")),
-                found.get("host"),
-                str(found.get("unreachable", "")),
-            )
-    return None
+    """The compensation in the openings of a fact; None if it is not there (redacted, or never was)."""
+    raw = raw_fields(blob).get("compensation")
+    found = msgspec.json.decode(raw) if raw else None
+    if not isinstance(found, dict) or is_manifest(found):
+        return None
+    return Recorded(
+        str(found.get("handler", "")),
+        found.get("kwargs") or {},
+        str(found.get("key", "")),
+        str(found.get("late_key", "")),
+        str(found.get("description", "")),
+        found.get("host"),
+        str(found.get("unreachable", "")),
+    )
 
 
 def arguments(recorded: Recorded) -> dict[str, Any]:

@@ -18,7 +18,7 @@ from .drive import Drive, Ran
 from .engine import Engine, Run
 from .hosts import Hosts, Outcome
 from .inverse import Recorded, arguments
-from .openings import raw_fields
+from .openings import blob_at, raw_fields
 from .perform import ask, says_nothing
 from .saga import Saga
 from .step import Step
@@ -72,7 +72,7 @@ class HostReach:
 
 def _probe_of(engine: Engine, step: Step) -> tuple[str, Mapping[str, Any] | None, Mapping[str, Any]] | None:
     """(name, recorded host, call arguments) of a step's probe, from its intent's opening."""
-    fields = raw_fields(engine.log.record(step.seq).blob)
+    fields = raw_fields(blob_at(engine.log, step.seq))
     if "probe" not in fields:
         return None
     host = msgspec.json.decode(fields["probe"])
@@ -115,7 +115,9 @@ class LiveReach(HostReach):
         fn, kwargs = here
         given = {**kwargs, "idempotency_key": key} if takes_key(fn) and "idempotency_key" not in kwargs else kwargs
         with outside():
-            return _said(await drive.call(fn, given, UNDO_TIMEOUT))._replace(host="the saga's own process")
+            said = _said(await drive.call(fn, given, UNDO_TIMEOUT))
+            why = self._run.hush(said.why) if self._run else said.why
+            return said._replace(host="the saga's own process", why=why)
 
     async def probe(self, drive: Drive, saga: Saga, step: Step) -> Outcome:
         mine = self._run.probes.get((saga.id, step.number)) if self._run else None

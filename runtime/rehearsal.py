@@ -18,6 +18,7 @@ from .due import Action, End, Escalate, Lost, Probe, Rest, Undo, Wait, Withdraw,
 from .engine import Engine
 from .facts import fact
 from .inverse import read
+from .openings import blob_at
 from .report import REASONS
 from .saga import Saga
 from .step import UNDO_LOST
@@ -149,7 +150,7 @@ def _imagined(overlay: Overlay, name: str, action: Action) -> tuple[Deed | None,
     if isinstance(action, Probe):
         return deed("probe"), [of(saga, "step.probed", step=step.number, out="present")]
     why = action.why if isinstance(action, Escalate) else ""
-    recorded = read(overlay.record(step.inverse_seq).blob) if isinstance(action, Undo) else None
+    recorded = read(blob_at(overlay, step.inverse_seq)) if isinstance(action, Undo) else None
     if isinstance(action, Undo) and (recorded is None or not recorded.handler):
         why = "unreadable" if recorded is None else "closure"
     if why:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable
 
 import msgspec
 
-from ..store.entry import Entry
+from ..store.entry import Entry, unfinished
 from ..store.errors import Illegal
 from .step import COMPENSATED, DONE, FAILED, REFUSED, UNKNOWN, Step, advance, again
 
@@ -123,6 +123,8 @@ def apply(saga: Saga, entry: Entry, lived: int) -> None:
     """Take one later fact into its saga; raises Illegal and changes nothing if the tables do not allow it."""
     if saga.phase == ENDED:
         raise Illegal("Nothing follows the end of a saga.")
+    if unfinished(entry):
+        return
     hand = HANDS.get(entry.kind)
     if entry.fence and entry.fence != saga.fence and entry.kind != "saga.taken":
         raise Illegal(f"A fact made under fence {entry.fence} meets fence {saga.fence}.")

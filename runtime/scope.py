@@ -29,7 +29,7 @@ from .drive import BLOCKING, LOOPING, Drive, run
 from .engine import Engine, ResumeConflict, Run, execute, suspend, unserved
 from .facts import body, fact
 from .kit import AgentKit
-from .openings import raw_fields, served_steps
+from .openings import raw_fields, served_steps, whole
 from .perform import Call, ask
 from .report import RollbackReport, outcome
 from .saga import ENDED, JOINED, RUNNING, SUSPENDED, Saga
@@ -520,7 +520,7 @@ async def roll_back(drive: Drive, kit: AgentKit, made: Run, error: BaseException
     engine = made.engine
     await _stop_flying(made)
     why = "refused" if isinstance(error, Refused) else error.code if isinstance(error, AmendsError) else "exception"
-    cause = f"{type(error).__name__}: {error}"[:4000].encode("utf-8", "replace").decode()
+    cause = made.hush(f"{type(error).__name__}: {error}")[:4000].encode("utf-8", "replace").decode()
 
     def decide(state: State, now: Now) -> Sequence[Draft]:
         saga = state.sagas.get(made.id)
@@ -646,7 +646,7 @@ def prepare(made: Run, tool: str, forward: Any, forward_kwargs: dict[str, Any] |
     wrong = misfit(fn, call.offered())
     if wrong:
         raise BadValue(f"execute({tool!r}): its forward cannot be called so: {wrong}.")
-    _encode_args(call, tuple(settings["secret"]), tuple(settings["apart"]), made.engine.fingerprint)
+    _encode_args(made, call, tuple(settings["secret"]), tuple(settings["apart"]))
     _check_options(call)
     key = settings["key"]
     call.named = key is not None
@@ -654,10 +654,12 @@ def prepare(made: Run, tool: str, forward: Any, forward_kwargs: dict[str, Any] |
     return call
 
 
-def _encode_args(call: Call, secret: tuple[str, ...], apart: tuple[str, ...], fingerprint: Any) -> None:
+def _encode_args(made: Run, call: Call, secret: tuple[str, ...], apart: tuple[str, ...]) -> None:
     """Arguments as they are stored: secrets as fingerprints, those with a fate of their own in separate openings."""
     secret = (*secret, *secret_names(call.fn))
-    call.all_args = encode(call.kwargs, path="args", secret=secret, fingerprint=fingerprint)
+    call.all_args = encode(call.kwargs, path="args", secret=secret, fingerprint=made.engine.fingerprint)
+    if b'"$":"secret"' in call.all_args:
+        made.hidden.append((call.kwargs, secret))
     lone = [name for name in apart if name in call.kwargs]
     if not lone:
         call.args = call.all_args
@@ -839,7 +841,7 @@ def saga(fn: Callable[..., Any] | None = None, *, id: Any = None, **options: Any
 def _recorded(handle: Handle) -> Any:
     """What a finished saga returned."""
     handle._run.served.clear()
-    for record in reversed(handle._run.engine.log.thread(handle.header_id)):
+    for record in reversed(list(whole(handle._run.engine.log.thread(handle.header_id)))):
         if record.entry.kind in ("saga.ended", "saga.joined"):
             raw = raw_fields(record.blob).get("result")
             return decode(msgspec.json.decode(raw)) if raw else None

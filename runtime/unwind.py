@@ -18,6 +18,7 @@ from .engine import Engine
 from .facts import body, fact
 from .hosts import Outcome
 from .inverse import Recorded, read
+from .openings import blob_at
 from .report import RollbackReport
 from .saga import JOINED, RUNNING, SUSPENDED, Saga
 from .state import State
@@ -195,7 +196,7 @@ async def _undo(
 ) -> None:
     assert isinstance(action, Undo)
     saga, step = action.saga, action.step
-    recorded = read(engine.log.record(step.inverse_seq).blob)
+    recorded = read(blob_at(engine.log, step.inverse_seq))
     if recorded is None:
         return await _stop(drive, engine, family, saga, step, "unreadable", "Its opening is gone.")
     missing = reach.missing(saga, step, recorded)

@@ -23,7 +23,7 @@ import math
 import re
 import typing
 import weakref
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from datetime import date, datetime
 from decimal import Decimal, InvalidOperation
 from hashlib import sha256
@@ -45,6 +45,8 @@ INLINE_MAX = 256 * 1024
 """Bytes of one encoded value that lie in its opening; above, a manifest of chunks does."""
 VALUE_MAX = 64 * 1024 * 1024
 CHUNK = 64 * 1024
+MANIFEST = b'{"$":"manifest",'
+"""How the encoded stand-in of a value in chunks begins, and nothing else does."""
 _QUICK = 200_000  # nodes the quick look takes before it leaves the rest to the walk
 _BITS_MAX = 14_000  # Python refuses to print integers of more than 4,300 digits
 _PATH_MAX = 200
@@ -633,13 +635,24 @@ def _sets_sorted(raw: Any) -> Any:
 def split(encoded: bytes) -> tuple[msgspec.Raw, list[bytes]]:
     """What goes into the opening (`encode_fields` takes it), and the chunks that go into openings of their own.
 
-    Up to INLINE_MAX bytes that is the value and no chunk; above, a manifest and chunks of CHUNK bytes.
+    Up to INLINE_MAX bytes that is the value and no chunk; above, a manifest and chunks of at most CHUNK bytes, each of
+    them text: they are cut between characters.
     """
     if len(encoded) <= INLINE_MAX:
         return msgspec.Raw(encoded), []
-    chunks = [encoded[start : start + CHUNK] for start in range(0, len(encoded), CHUNK)]
+    chunks = list(_cut(encoded))
     manifest = {"$": "manifest", "size": len(encoded), "chunks": len(chunks), "sha256": sha256(encoded).hexdigest()}
     return msgspec.Raw(_encode(manifest)), chunks
+
+
+def _cut(encoded: bytes) -> Iterator[bytes]:
+    start = 0
+    while start < len(encoded):
+        end = start + CHUNK
+        while end < len(encoded) and encoded[end] & 0xC0 == 0x80:  # in the middle of a character
+            end -= 1
+        yield encoded[start:end]
+        start = end
 
 
 def is_manifest(raw: Any) -> bool:

@@ -273,9 +273,10 @@ Parted = tuple[str, str, int, int]
 
 
 def _parts(draft: Draft) -> list[Draft]:
-    """A draft with more openings than an entry has room for, as parts of one fact. Raises BadValue for one that begins.
+    """A draft with more openings than an entry has room for, as parts of one fact. Raises BadValue for a genesis or the
+    beginning of a saga.
 
-    Its header and its first openings stand in the last part, so that the fact is there when it is whole, and not before.
+    Header and first openings stand in the last part, so that the fact is there when it is whole, and not before.
     """
     if draft.kind in (GENESIS, OPENED):
         raise BadValue(f"{draft.kind} has {len(draft.openings)} openings; it has at most {COMMITMENTS_MAX}.")

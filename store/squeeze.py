@@ -1,9 +1,9 @@
 """Large openings lie compressed in the file; what is committed to, disclosed and shown is the plain bytes.
 
 A compressed cell is one zstd frame that states its plain size, and a skippable frame that holds the frame's CRC-32:
-`zstd -d` reads it as it is. A plain cell starts with `[`. The CRC finds the bits of a frame that a decoder overlooks (an
-unused flag, the padding of a table); the size is checked before anything is allocated; the commitment decides about
-the bytes: the decoder is never trusted.
+`zstd -d` reads it as it is. A plain cell starts with `[`. The CRC finds the bits of a frame that a decoder overlooks
+(an unused flag, the padding of a table); the size is checked before anything is allocated; the commitment decides
+about the bytes: the decoder is never trusted.
 """
 
 from __future__ import annotations

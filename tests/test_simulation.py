@@ -174,6 +174,14 @@ def nothing_stands_that_is_called_clean(run: Run) -> None:
                 assert step.state in (*SETTLED, ACCEPTED)
 
 
+def _died_with_its_process(run: Run, thing: str) -> bool:
+    """A reversible effect whose intent was in a dead process's memory, or in a file that was not flushed (1.2)."""
+    spec = next(spec for spec in run.script.steps if spec.tool == thing.partition(".")[0])
+    filed = spec.inverse in ("declared", "both") and not run.script.power
+    dead = [a for a in run.world.attempts if a.what == "do" and a.thing == thing and not run.lives[a.life].alive]
+    return spec.sem == "reversible" and not filed and bool(dead)
+
+
 def _is_fallback(run: Run, saga: str, number: int) -> bool:
     return any(
         r.entry.kind == "step.intended" and r.entry.step == number and r.entry.scope == "fallback"

@@ -28,7 +28,8 @@ def test_small_or_dense_openings_stay_plain() -> None:
 
 
 @pytest.mark.parametrize(
-    "hurt", [lambda c: c[:-1], lambda c: c + c, lambda c: c + b"x", lambda c: c[:8] + b"\xff" + c[9:], lambda c: c[:-12]]
+    "hurt",
+    [lambda c: c[:-1], lambda c: c + c, lambda c: c + b"x", lambda c: c[:8] + b"\xff" + c[9:], lambda c: c[:-12]],
 )
 def test_a_cut_joined_or_altered_cell_is_refused(hurt: Callable[[bytes], bytes]) -> None:
     cell = shut(b"[" + b"abc" * 4000)

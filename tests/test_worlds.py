@@ -6,7 +6,9 @@ what is left after a death is finished by whoever comes next.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -118,7 +120,12 @@ def perform(saga: Any, world: World, plans: list[dict[str, Any]]) -> None:
 
 
 @pytest.mark.promise("1.6")
-@given(st.lists(STEP, max_size=5), st.booleans(), st.sampled_from(["strict", "merged"]), st.sampled_from(["halt", "continue"]))
+@given(
+    st.lists(STEP, max_size=5),
+    st.booleans(),
+    st.sampled_from(["strict", "merged"]),
+    st.sampled_from(["halt", "continue"]),
+)
 def test_whatever_goes_wrong_the_report_says_what_the_world_says(
     plans: list[dict[str, Any]], fails: bool, barriers: str, on_failure: str
 ) -> None:
@@ -155,7 +162,7 @@ def test_whatever_goes_wrong_the_report_says_what_the_world_says(
     kit.close()
 
 
-# ---- a death at every commit ---------------------------------------------------------------------------------------------
+# ---- a death at every commit -----------------------------------------------------------------------------------------
 
 
 class Death(BaseException):
@@ -315,3 +322,66 @@ def test_an_interrupt_at_any_commit_leaves_nothing_that_nobody_looks_after(
         if not mortal.fired and n % 2 == 0:
             break
     assert interrupts > 5
+
+
+# ---- a cancellation at every suspension ------------------------------------------------------------------------------
+
+
+@pytest.mark.promise("1.6")
+@pytest.mark.promise("1.7")
+@pytest.mark.parametrize("times", [1, 3])
+@pytest.mark.parametrize("place", ["memory", "file"])
+def test_wherever_a_task_is_cancelled_all_of_it_stands_or_nothing(
+    world: World, times: int, place: str, tmp_path: Path
+) -> None:
+    async def slow(what: str, idempotency_key: str) -> Any:
+        await asyncio.sleep(0)
+        made = world.act(what, idempotency_key)
+        await asyncio.sleep(0)
+        return made
+
+    async def undo(what: str, idempotency_key: str) -> Compensation:
+        await asyncio.sleep(0)
+        return Compensation(world.acancel, {"of": idempotency_key})
+
+    async def body(kit: AgentKit, name: str) -> str:
+        options = {"undo": undo, "settle": 0.001}
+        async with saga_scope(name, kit=kit) as saga:
+            await saga.execute("hotel", slow, {"what": "a"}, semantics=COMPENSABLE, **options)
+            await asyncio.gather(
+                *(saga.execute("car", slow, {"what": what}, semantics=REVERSIBLE, **options) for what in "bc")
+            )
+            async with saga_scope() as inner:
+                await inner.execute("taxi", slow, {"what": "d"}, semantics=COMPENSABLE, timeout=5, **options)
+        return "through"
+
+    async def cancelled_after(kit: AgentKit, turns: int) -> bool:
+        name = f"it-{turns}"
+        task = asyncio.create_task(body(kit, name))
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        through = task.done()
+        for _ in range(times):
+            task.cancel()
+            await asyncio.sleep(0)
+        await asyncio.wait([task])
+        found = kit.engine.state.past(kit.engine.hide(name))
+        out = found.out if found else ""
+        assert world.standing == (["a", "b", "c", "d"] if out == "committed" else []), (turns, out, world.log)
+        while kit.engine.state.sagas or kit.engine.runs:  # one that landed after the end is followed up on a thread
+            assert not any(each.parent or each.phase != "unwinding" for each in list(kit.engine.state.sagas.values()))
+            await asyncio.sleep(0.001)
+        if not task.cancelled() and task.exception() is None:
+            assert out == "committed"
+        world.effects.clear()
+        return through
+
+    async def main() -> int:
+        kit = AgentKit.in_memory() if place == "memory" else AgentKit(home=tmp_path / "home")
+        with kit:
+            for turns in range(400):
+                if await cancelled_after(kit, turns):
+                    return turns
+        raise AssertionError("it never got through")
+
+    assert asyncio.run(main()) > 10

@@ -104,10 +104,10 @@ class World:
 
     def close(self) -> None:
         for child in self.children:
-            if child.poll() is None:
-                child.kill()
-            child.communicate()
+            child.kill()
         self.service.stop()
+        for child in self.children:
+            _last_words(child)
 
     # -- processes ----------------------------------------------------------------------------------------------------
 
@@ -169,7 +169,7 @@ class World:
         said = []
         for child in self.children:
             child.kill()
-            said.append(f"{child.args}: {child.communicate()}")
+            said.append(f"{child.args}: {_last_words(child)}")
         raise AssertionError("\n".join([f"this never came true: {what}", *said, f"{self.ledger.attempts}"]))
 
     def until_open(self, count: int = 1, kind: str = "charge") -> None:
@@ -250,3 +250,13 @@ def kill(child: subprocess.Popen[str]) -> None:
     """SIGKILL, and wait until the kernel is done with it."""
     child.send_signal(signal.SIGKILL)
     child.wait()
+
+
+def _last_words(child: subprocess.Popen[str]) -> tuple[str, str]:
+    """What it printed. A grandchild may hold its pipes open: that is not waited for."""
+    try:
+        return child.communicate(timeout=5)
+    except subprocess.TimeoutExpired:
+        return "", "(its pipes are still open)"
+    except ValueError:  # read already
+        return "", ""
