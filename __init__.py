@@ -28,6 +28,7 @@ _NAMES = {
     "UnstorableResult": "runtime.engine",
     "compensator": "runtime.tools",
     "current_saga": "runtime.current",
+    "model_outcome": "runtime.report",
     "saga": "runtime.scope",
     "saga_scope": "runtime.scope",
     "tool": "runtime.wrap",

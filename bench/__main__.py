@@ -204,6 +204,7 @@ def on(kept: dict[str, Path], work: str) -> Callable[[Variant], Figures]:
 
 
 def sweep(folder: Path, rounds: int) -> None:
+    rounds = min(rounds, 3)
     for records in SIZES:
         kept, told = left_behind(fresh(folder), records)
         time.sleep(LEASE_S)

@@ -44,11 +44,11 @@ def init(adopted: bool, by: str, reason: str, i_know: bool) -> None:
     if ui.session().as_json:
         return ui.emit(document)
     if adopted:
-        ui.say(f"A new incarnation goes on in {found.path} as {log.origin}.")
+        ui.say(f"A new incarnation goes on in {found.path} as {document['origin']}.")
         for saga in left:
             ui.say(f"left open in the old log, and now for you to decide: {saga}; see `amends inbox`")
     else:
-        ui.say(f"{'There is a' if before else 'Made a'} home at {found.path} ({log.origin}).")
+        ui.say(f"{'There is a' if before else 'Made a'} home at {found.path} ({document['origin']}).")
     ui.say("Next: run your agent under `amends run -- CMD`, or `amends service install` to have recovery at hand.")
     return None
 

@@ -34,8 +34,8 @@ LANDS_MS = 400
 SETTLE_S = 1.0
 KNOWN_S = 1.1
 """A daemon that has nothing to watch looks once a second: after this it knows of the agent and waits for its death."""
-PATIENCE_S = 5.0
-"""How long the narrator waits for each thing; the whole takes about four seconds."""
+PATIENCE_S = 15.0
+"""How long the narrator waits for each thing on a busy machine; the whole takes about four seconds."""
 
 
 @click.command(cls=ui.Verb)

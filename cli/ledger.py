@@ -167,7 +167,12 @@ class _Call(BaseHTTPRequestHandler):
         wish = {name: values[-1] for name, values in parse_qs(address.query).items()}
         kind, key = address.path.strip("/"), self.headers.get("Idempotency-Key", "")
         try:
-            body = json.loads(self.rfile.read(int(self.headers.get("Content-Length") or 0)) or b"{}")
+            length = int(self.headers.get("Content-Length") or 0)
+            sent = self.rfile.read(length)
+            if len(sent) < length:  # its caller died in the middle of asking: that is no attempt
+                self.close_connection = True
+                return None
+            body = json.loads(sent or b"{}")
             waits = {name: int(value) / 1000 for name, value in wish.items() if name.endswith("_ms")}
         except ValueError:
             return self._answer(400, {"error": "a JSON object and whole milliseconds are expected"})

@@ -14,13 +14,20 @@ READY, STOPPING, ALIVE = "READY=1", "STOPPING=1", "WATCHDOG=1"
 
 
 def notify(*lines: str) -> bool:
-    """Send the lines (`READY=1`, `STATUS=two sagas`); say whether there was anybody to tell. Raises OSError."""
+    """Send the lines (`READY=1`, `STATUS=two sagas`); say whether anybody was told.
+
+    A supervisor that is gone, or hears nothing for a second, is no reason to stop what it supervises.
+    """
     address = os.environ.get("NOTIFY_SOCKET", "")
     if not address:
         return False
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as door:
-        door.connect("\0" + address[1:] if address[0] == "@" else address)
-        door.sendall("\n".join(lines).encode())
+        door.settimeout(1)
+        try:
+            door.connect("\0" + address[1:] if address[0] == "@" else address)
+            door.sendall("\n".join(lines).encode())
+        except OSError:
+            return False
     return True
 
 

@@ -11,6 +11,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -33,6 +34,9 @@ FIRST_S = 10.0
 """Seconds that an agent waits for what earlier ones left; after that both go on side by side."""
 LAST_S = 15.0
 """Seconds that a running handler gets to end once the daemon is asked to stop; a supervisor kills after 20."""
+TWICE_S = 0.5
+"""Within so many seconds a signal is the same one: one Ctrl-C reaches the single-file executable from the terminal, and
+again from its loader, which hands on what it gets."""
 
 
 def program() -> list[str]:
@@ -142,15 +146,14 @@ def _wait(kit: AgentKit) -> int:
 
 def _ready_once() -> Callable[[], None]:
     """What the watch calls at each look: the supervisor hears READY at the first, and a sign of life in time."""
-    from time import monotonic
-
     period = watchdog_period()
     last: list[float] = []
 
     def tick() -> None:
-        now = monotonic()
+        now = time.monotonic()
         if not last:
-            notify(READY)
+            if not notify(READY) and os.environ.get("NOTIFY_SOCKET"):
+                ui.warn("the supervisor that wants to hear of it cannot be reached; recovery goes on")
             last.append(now)
         elif period is not None and now - last[0] >= min(period, 1.0):
             notify(ALIVE)
@@ -169,19 +172,26 @@ def _told(swept: Swept) -> None:
 
 
 @contextmanager
-def _on_signal(act: Callable[[], None], *numbers: int) -> Iterator[None]:
-    """Call `act` at the first of these signals; a second one of its kind has its own force again."""
+def _on_signal(act: Callable[[], None], *numbers: int) -> Iterator[dict[int, float]]:
+    """Call `act` at the first of these signals; a later one of its kind has its own force again. Yields what came."""
+    heard: dict[int, float] = {}
 
     def caught(number: int, frame: Any) -> None:
-        signal.signal(number, before[number])
-        act()
+        now = time.monotonic()
+        if number not in heard:
+            heard[number] = now
+            act()
+        elif now - heard[number] >= TWICE_S:
+            signal.signal(number, before[number])
+            signal.raise_signal(number)
 
     before = {number: signal.signal(number, caught) for number in numbers}
     try:
-        yield
+        yield heard
     finally:
         for number, handler in before.items():
-            signal.signal(number, handler)
+            if number not in heard:  # else this process is about to end, and the signal may still come a second time
+                signal.signal(number, handler)
 
 
 # ---- around an agent -------------------------------------------------------------------------------------------------
@@ -206,12 +216,12 @@ def run(imports: tuple[str, ...], command: tuple[str, ...]) -> int:
 def _run(kit: AgentKit, command: Sequence[str]) -> int:
     stop = threading.Event()
     first = threading.Thread(target=_recover, args=(kit, stop), name="amends-first", daemon=True)
-    with _on_signal(stop.set, signal.SIGINT, signal.SIGTERM):
+    with _on_signal(stop.set, signal.SIGINT, signal.SIGTERM) as heard:
         first.start()
         first.join(FIRST_S)
-        if stop.is_set():
+        if heard:  # the agent was not started
             first.join(LAST_S)
-            return 130
+            return 128 + min(heard)
     if first.is_alive():
         ui.warn("what earlier agents left takes longer to undo; it goes on beside this one")
     code = _child(kit, command)

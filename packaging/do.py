@@ -25,7 +25,9 @@ PYTHON = BIN / ("python.exe" if os.name == "nt" else "python")
 AMENDS = BIN / ("amends.exe" if os.name == "nt" else "amends")
 PINS = ROOT / "packaging" / "pins.txt"
 SITE = ROOT / "build" / "site"
-PIP = [sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check"]
+# The pip that fills .venv is the one of whoever calls, and of the Python below where that is .venv itself.
+HOST = sys._base_executable if Path(sys.prefix).resolve() == ENV.resolve() else sys.executable  # type: ignore[attr-defined]
+PIP = [HOST, "-m", "pip", "--quiet", "--disable-pip-version-check"]
 OLDEST_PIP = (22, 3)  # the first with --python: this interpreter's pip fills .venv, which needs none of its own
 
 
@@ -36,7 +38,7 @@ def demo(*args: str) -> int:
 def test(*args: str) -> int:
     """The suite on two workers at most: real processes are killed in it, and more of them starve each other."""
     workers = () if any(a.startswith(("-n", "-p")) for a in args) or (os.cpu_count() or 1) < 2 else ("-n", "2")
-    return run(PYTHON, "-m", "pytest", *workers, *args)
+    return run(PYTHON, "-m", "pytest", "-rs", *workers, *args)  # -rs: what was skipped is named, with the reason
 
 
 def check(*args: str) -> int:

@@ -323,6 +323,9 @@ def sweep(kit: AgentKit, hosts: Hosts | None = None, stop: threading.Event | Non
             swept = recovery.done(wait=True)
             total.recovered.extend(swept.recovered)
             total.skipped.extend(swept.skipped)
+    except BaseException:
+        recovery.stop.set()
+        raise
     finally:
         recovery.close()
     _add_left(kit, total, left)

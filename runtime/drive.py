@@ -46,8 +46,13 @@ class Drive(Protocol):
     async def commit(self, log: Log, decide: Decide, sync: int = DURABLE) -> list[Entry]:
         """Append facts and wait until they are safe."""
 
-    async def call(self, fn: Callable[..., Any], kwargs: Mapping[str, Any], timeout: float | None) -> Ran:
-        """Run user code under a deadline in seconds. Never raises what it raised, except when *we* are cancelled."""
+    async def call(
+        self, fn: Callable[..., Any], kwargs: Mapping[str, Any], timeout: float | None, urgent: bool = False
+    ) -> Ran:
+        """Run user code under a deadline in seconds. Never raises what it raised, except when *we* are cancelled.
+
+        urgent: what settles or undoes others does not wait for a thread behind them.
+        """
 
     async def sleep(self, seconds: float) -> None:
         """Wait."""
@@ -82,7 +87,9 @@ class Blocking:
     async def grown(self, log: Log, size: int, timeout: float) -> bool:
         return log.wait(size, timeout)
 
-    async def call(self, fn: Callable[..., Any], kwargs: Mapping[str, Any], timeout: float | None) -> Ran:
+    async def call(
+        self, fn: Callable[..., Any], kwargs: Mapping[str, Any], timeout: float | None, urgent: bool = False
+    ) -> Ran:
         if is_async(fn):
             return _await_here(fn(**kwargs), timeout)
         if timeout is None:
@@ -91,7 +98,7 @@ class Blocking:
             except Exception as error:
                 return Ran(error=error)
             return _await_here(result, None) if inspect.isawaitable(result) else Ran(result)
-        future = self._pool.submit(contextvars.copy_context(), lambda: fn(**kwargs))
+        future = self._pool.submit(contextvars.copy_context(), lambda: fn(**kwargs), urgent)
         ran = _result_of(future, timeout)
         return _await_here(ran.result, timeout) if inspect.isawaitable(ran.result) else ran
 
@@ -179,10 +186,12 @@ class Looping:
             waiting.cancel()
         return log.size > size
 
-    async def call(self, fn: Callable[..., Any], kwargs: Mapping[str, Any], timeout: float | None) -> Ran:
+    async def call(
+        self, fn: Callable[..., Any], kwargs: Mapping[str, Any], timeout: float | None, urgent: bool = False
+    ) -> Ran:
         if is_async(fn):
             return await self._task(fn(**kwargs), timeout)
-        future = self._pool.submit(contextvars.copy_context(), lambda: fn(**kwargs))
+        future = self._pool.submit(contextvars.copy_context(), lambda: fn(**kwargs), urgent)
         ran = await self._thread(future, timeout)
         return await self._task(ran.result, timeout) if inspect.isawaitable(ran.result) else ran
 

@@ -116,6 +116,7 @@ class Run:
         self.keys: dict[tuple[str, str], str] = {}  # identities that the caller chose, and digests of their arguments
         self.named = bool(opening is not None and opening.openings)
         self.broken: AmendsError | None = None
+        self.looked = 0  # how long the log was when it had no saga of this name; 0 for a name that nobody else can have
         self.over = False  # its fate is decided: it is not opened (again)
         self.lock = threading.Lock()
 
@@ -184,15 +185,19 @@ class Guarded:
             if run.opening is None:
                 raise Fenced(f"Saga {run.name} is no longer open.", next="See `amends show`.", code="saga_ended")
             return (*_chain_of_openings(run, state), *self.drafts)
-        if saga.fence != run.fence:
-            raise Fenced(
-                f"Saga {run.name} was taken over by another process.", next=f"Run `amends show {run.name} --why`."
-            )
+        if saga.fence != run.fence or saga.driver != run.engine.driver:
+            raise _taken(run)
         if saga.phase != RUNNING and any(draft.kind in NEW_EFFECTS for draft in self.drafts):
             raise Refused(
                 f"Saga {run.name} is {saga.phase}; no new step may start in it.", code="saga_not_running"
             )
         return self.drafts
+
+
+def _taken(run: Run) -> Fenced:
+    return Fenced(
+        f"Saga {run.name} was taken over by another process.", next=f"Run `amends show {run.name} --why`."
+    )
 
 
 def _chain_of_openings(run: Run | None, state: State) -> list[Draft]:
@@ -201,6 +206,9 @@ def _chain_of_openings(run: Run | None, state: State) -> list[Draft]:
     while run is not None and run.id not in state.sagas:
         if run.opening is None or run.over:
             raise Fenced(f"Saga {run.name} is no longer open.", next="See `amends show`.", code="saga_ended")
+        if run.looked and run.engine.log.size != run.looked and state.past(run.id) is not None:
+            run.over = True
+            raise Fenced(f"Another run of saga {run.name} was faster.", next="Run it again.", code="saga_ended")
         drafts.insert(0, run.opening)
         run = run.parent
     return drafts
@@ -333,8 +341,8 @@ def _may_start(run: Run) -> None:
     saga = run.saga(run.engine.state)
     if saga is None and run.gone:
         raise Fenced(f"Saga {run.name} is no longer open.", next="See `amends show`.", code="saga_ended")
-    if saga is not None and saga.fence != run.fence:
-        raise Fenced(f"Saga {run.name} was taken over by another process.")
+    if saga is not None and (saga.fence != run.fence or saga.driver != run.engine.driver):
+        raise _taken(run)
     if saga is not None and saga.phase != RUNNING:
         raise Refused(f"Saga {run.name} is {saga.phase}; no new step may start in it.", code="saga_not_running")
 
@@ -420,6 +428,9 @@ def _land(run: Run, call: Call, outcome: Outcome) -> Refused:
         else:
             ended.set_exception(outcome.error)
         _watch(run, call, ended)
+    saga = run.saga(run.engine.state)
+    if saga is not None and saga.fence != run.fence:
+        return _taken(run)
     return Refused(
         f"{call.tool} came to its end after saga {run.name} was given up; what it did is undone.",
         next=f"See `amends show {run.name}`.",
@@ -551,6 +562,8 @@ def _coalesced(call: Call, inverse: Inverse, outcome: Draft) -> Draft:
     fields["tool"], fields["sem"], fields["key"] = call.tool, call.sem.value, call.key
     if call.probe is not None:
         fields["probe"] = 1
+    if call.scope != "do":
+        fields["scope"] = call.scope
     declared = b""
     if inverse is not NONE and "inv" not in fields:  # what was declared stands, and is not told yet
         declared = inverse.payload

@@ -58,4 +58,5 @@ def fact(kind: str, *openings: bytes, up: bool = False, **header: Any) -> Draft:
 
 def body(**encoded: bytes) -> bytes:
     """The JSON object of an opening from values that are encoded already; empty ones are left out."""
-    return b"{" + b",".join([b'"%b":%b' % (key.encode(), encoded[key]) for key in sorted(encoded) if encoded[key]]) + b"}"
+    fields = [b'"%b":%b' % (key.encode(), encoded[key]) for key in sorted(encoded) if encoded[key]]
+    return b"{" + b",".join(fields) + b"}"

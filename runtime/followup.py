@@ -20,7 +20,7 @@ from .drive import BLOCKING, Drive, run
 from .engine import Run
 from .facts import body, fact
 from .inbox import named
-from .openings import fields_of, opened_as, spread
+from .openings import fields_of, opened_as, spread, whole
 from .report import RollbackReport
 from .saga import ENDED, UNWINDING, Saga, orphaned, replay
 from .state import State
@@ -91,7 +91,7 @@ def _undone(kit: AgentKit, later: Sequence[Saga]) -> set[int]:
     return {
         record.entry.ref
         for saga in later
-        for record in kit.log.thread(saga.id)
+        for record in whole(kit.log.thread(saga.id))
         if record.entry.kind == "step.carried"
         and (saga.phase != ENDED or saga.steps[record.entry.step].state not in (DONE, UNKNOWN))
     }

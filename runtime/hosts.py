@@ -49,7 +49,6 @@ START_MS = 30_000
 STDERR_TAIL = 4096
 OUTPUT_MAX = 1024 * 1024
 PROCESSES = 4
-SOON_S = 0.05
 IDLE_S = 60.0
 
 ANSWERS: Mapping[str, tuple[str, ...]] = {
@@ -720,8 +719,6 @@ class _Pool:
         self.slots = threading.BoundedSemaphore(PROCESSES)
         self.lock = threading.Lock()
         self.idle: list[_Process] = []
-        self.out = 0  # processes in a call
-        self.back = threading.Condition(self.lock)
         self.asking = threading.Lock()
         self.known: dict[tuple[str, str], Known] = {}  # handlers that were found, as long as `stamp` holds
         self.stamp: list[tuple[int, int]] = []
@@ -731,21 +728,11 @@ class _Pool:
         if counted and not self.slots.acquire(timeout=deadline_ms / 1000):
             return None
         try:
-            process = self._idle() or self._back_soon() or _Process(self.spec)
+            return self._idle() or _Process(self.spec)
         except BaseException:
             if counted:
                 self.slots.release()
             raise
-        with self.lock:
-            self.out += 1
-        return process
-
-    def _back_soon(self) -> _Process | None:
-        """One that comes back in a moment: to start another takes longer than most handlers run."""
-        with self.back:
-            if not self.out or not self.back.wait_for(lambda: self.idle, SOON_S):
-                return None
-        return self._idle()
 
     def _idle(self) -> _Process | None:
         with self.lock:
@@ -763,13 +750,10 @@ class _Pool:
         """Back from a call. One that did not answer is killed, with all it started."""
         if kept:
             process.child.idle_since = time.monotonic()
+            with self.lock:
+                self.idle.append(process)
         else:
             process.child.kill()
-        with self.back:
-            self.out -= 1
-            if kept:
-                self.idle.append(process)
-                self.back.notify()
         if counted:
             self.slots.release()
 
@@ -898,17 +882,25 @@ def recorded_host(fn: Callable[..., Any]) -> tuple[dict[str, Any] | None, str]:
 
     Keys: interpreter, path (a `sys.path` entry, or ""), file, module, function, digest (SHA-256 of file), cwd, main.
     """
+    try:
+        host, reason = _SEEN[fn]
+    except (KeyError, TypeError):  # not seen yet, or nothing that a weak reference holds
+        host, reason = _look_for(fn)
+    return (host | {"cwd": os.getcwd()} if host else None), reason
+
+
+def _look_for(fn: Callable[..., Any]) -> tuple[dict[str, Any] | None, str]:
     import inspect
     import types
 
     target = inspect.unwrap(fn) if callable(fn) else fn
     if not isinstance(target, types.FunctionType):
         return None, f"it is a {type(fn).__name__}, not a function at the top level of a file"
-    if target not in _SEEN:
-        reason = _unreachable(target)
-        _SEEN[target] = (None, reason) if reason else (_host_of(target), "")
-    host, reason = _SEEN[target]
-    return (host | {"cwd": os.getcwd()} if host else None), reason
+    reason = _unreachable(target)
+    found: tuple[dict[str, Any] | None, str] = (None, reason) if reason else (_host_of(target), "")
+    if isinstance(fn, types.FunctionType) and "<" not in fn.__qualname__:  # a lambda or a closure is not seen again
+        _SEEN[fn] = found
+    return found
 
 
 def recorded_spec(host: Mapping[str, Any]) -> PythonSpec:

@@ -55,7 +55,8 @@ def _items(kit: AgentKit) -> Iterator[Item]:
     for saga in list(kit.engine.state.sagas.values()):
         for step in saga.steps.values():
             if step.state == WAITING:
-                yield _item(kit, "approval", saga, step, "An irreversible step waits for a named person.", step.asked_seq)
+                why = "An irreversible step waits for a named person."
+                yield _item(kit, "approval", saga, step, why, step.asked_seq)
         for number, why in saga.escalated.items():
             found = saga.steps.get(number)
             yield _item(kit, "escalation", saga, found, REASONS[why][0], _escalated_at(kit, saga, number), why)

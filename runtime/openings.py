@@ -155,6 +155,6 @@ def _text(raw: bytes | None) -> str:
 
 def when(at: int) -> str:
     """RFC 3339 UTC of microseconds since 1970."""
-    from datetime import datetime, timezone
+    from datetime import UTC, datetime
 
-    return datetime.fromtimestamp(at / 1e6, timezone.utc).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+    return datetime.fromtimestamp(at / 1e6, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")

@@ -119,7 +119,7 @@ async def ask(drive: Drive, probe: Any, kwargs: Mapping[str, Any], key: str) -> 
     """What the world says: PRESENT, ABSENT or CANNOT_TELL. An error, a timeout or another answer is CANNOT_TELL."""
     given = {**kwargs, "idempotency_key": key} if takes_key(probe) and "idempotency_key" not in kwargs else dict(kwargs)
     with outside():
-        ran = await drive.call(probe, given, PROBE_TIMEOUT)
+        ran = await drive.call(probe, given, PROBE_TIMEOUT, urgent=True)
     if ran.error is not None:
         return CANNOT_TELL(f"{type(ran.error).__name__}: {ran.error}")
     if getattr(ran.result, "amends_outcome", "") not in ("present", "absent", "cannot_tell"):

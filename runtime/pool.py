@@ -31,16 +31,19 @@ class Pool:
         self._more = threading.Condition()
         self._idle = self._threads = 0
 
-    def submit(self, context: contextvars.Context, run: Callable[[], Any]) -> Future[Any]:
-        """Run in a pool thread inside `context`; the future tells how it ended."""
+    def submit(self, context: contextvars.Context, run: Callable[[], Any], urgent: bool = False) -> Future[Any]:
+        """Run in a pool thread inside `context`; the future tells how it ended.
+
+        urgent goes first and may have a thread beyond `most`, up to twice as many: hung tools are what is undone.
+        """
         if self._pid != os.getpid():  # a fork leaves the threads, and whatever lock they held, behind
             self._empty()
         future: Future[Any] = Future()
         with self._more:
-            self._jobs.append((future, context, run))
+            (self._jobs.appendleft if urgent else self._jobs.append)((future, context, run))
             if self._idle >= len(self._jobs):
                 self._more.notify()
-            elif self._threads < self.most:
+            elif self._threads < self.most * (1 + urgent):
                 self._threads += 1
                 threading.Thread(target=self._work, name="amends-tool", daemon=True).start()
             else:

@@ -82,7 +82,7 @@ def _probe_of(engine: Engine, step: Step) -> tuple[str, Mapping[str, Any] | None
 
 async def _hosted(drive: Drive, called: Callable[[], Outcome]) -> Outcome:
     """A host enforces its own deadline, so none is set here."""
-    ran = await drive.call(called, {}, None)
+    ran = await drive.call(called, {}, None, urgent=True)
     if ran.error is not None:
         return Outcome("lost", why=f"{type(ran.error).__name__}: {ran.error}")
     outcome: Outcome = ran.result
@@ -115,7 +115,7 @@ class LiveReach(HostReach):
         fn, kwargs = here
         given = {**kwargs, "idempotency_key": key} if takes_key(fn) and "idempotency_key" not in kwargs else kwargs
         with outside():
-            said = _said(await drive.call(fn, given, UNDO_TIMEOUT))
+            said = _said(await drive.call(fn, given, UNDO_TIMEOUT, urgent=True))
             why = self._run.hush(said.why) if self._run else said.why
             return said._replace(host="the saga's own process", why=why)
 

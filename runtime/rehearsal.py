@@ -21,7 +21,7 @@ from .inverse import read
 from .openings import blob_at
 from .report import REASONS
 from .saga import Saga
-from .step import UNDO_LOST
+from .step import UNDO_LOST, may_land_for
 from .unwind import of, take
 
 if TYPE_CHECKING:
@@ -128,7 +128,7 @@ def _exactly(drafts: list[Draft]) -> Decide:
 
 def _waited(name: str, family: Sequence[Saga], now: Now, action: Wait) -> Deed:
     steps = (step for saga in family for step in saga.steps.values())
-    step = next((step for step in steps if step.lost_lived + step.settle_ms == action.until), None)
+    step = next((step for step in steps if may_land_for(step, now.lived) == action.until - now.lived), None)
     left = str(action.until - now.lived)
     return Deed(name, step.number if step else 0, step.tool if step else "", "wait", "", left)
 

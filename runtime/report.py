@@ -1,4 +1,4 @@
-"""What became of a saga, as a function of its state: every step in exactly one bucket, and clean only if nothing stands.
+"""What became of a saga, as a function of its state: every step in one bucket, and clean only if nothing stands.
 
 The same words serve the exception that leaves a scope, `show`, `ps` and the inbox.
 """
@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import NamedTuple
 
+from ..store.errors import AmendsError, Refused, YouErred
 from .saga import ENDED, JOINED, RUNNING, SUSPENDED, UNWINDING, Saga, orphaned
 from .step import (
     ACCEPTED,
@@ -164,6 +165,42 @@ class RollbackReport:
 
     def __repr__(self) -> str:
         return f"<RollbackReport {self.summary()}>"
+
+
+class ModelOutcome(NamedTuple):
+    """What code that asks on behalf of a model hands it: one of OUTCOMES, a code that never changes, what to do."""
+
+    outcome: str
+    code: str
+    message: str
+    next: str
+
+
+OUTCOMES = {
+    "committed": "It stands.",
+    "compensated": "It was undone. Explain it; do not try again.",
+    "pending_human": "A person has to look first: `amends inbox`. Do not try again.",
+    "refused": "Nothing happened.",
+}
+
+
+def model_outcome(error: BaseException | None = None) -> ModelOutcome:
+    """How a saga or a call ended, for a model: pass what it raised, or nothing if it went well.
+
+    Refused says with `code` and `next` what would make the call acceptable. Raises an error back that tells nothing.
+    """
+    if error is None:
+        return ModelOutcome("committed", "", "", OUTCOMES["committed"])
+    report = getattr(error, "report", None) or getattr(error, "saga_report", None)
+    cause = getattr(error, "cause", error)
+    code = cause.code if isinstance(cause, AmendsError) else type(cause).__name__
+    if isinstance(report, RollbackReport) and not report.clean:
+        return ModelOutcome("pending_human", code, report.summary(), OUTCOMES["pending_human"])
+    if isinstance(cause, (Refused, YouErred)):
+        return ModelOutcome("refused", code, cause.message, cause.next or OUTCOMES["refused"])
+    if isinstance(report, RollbackReport):
+        return ModelOutcome("compensated", code, str(cause), OUTCOMES["compensated"])
+    raise error
 
 
 def outcome(saga: Saga, *, lives: bool) -> str:

@@ -225,9 +225,10 @@ async def _enter(drive: Drive, plan: Plan, kind: type[SyncSaga] | type[AsyncSaga
     outer = current_saga()
     kit = plan.kit or (outer.kit if outer is not None else AgentKit.default())
     engine = kit.engine
-    parent = outer._run if outer is not None and outer._run.engine is engine and outer._run.id in engine.runs else None
+    parent = outer._run if outer is not None and outer._run.engine is engine and not outer._run.gone else None
     made = await _find_or_make(drive, plan, kit, engine, parent)
-    engine.runs[made.id] = made
+    if not made.finished and engine.runs.setdefault(made.id, made) is not made:
+        raise _busy(kit, made.name, engine.driver)
     return Opened(plan, kit, kind(kit, made, plan))
 
 
@@ -242,11 +243,12 @@ async def _find_or_make(drive: Drive, plan: Plan, kit: AgentKit, engine: Engine,
             parent.calls["\0saga"] = k = parent.calls.get("\0saga", 0) + 1  # no tool can have that name
         base = f"{parent.id}/{plan.name or 'saga'}/{k}"
     engine.log.refresh()
-    past, header, earlier = _latest(engine, base)
-    if past is None:
-        return _fresh(plan, engine, header, parent, "")
-    if plan.restart is not None and past.phase == ENDED:
-        return _fresh(plan, engine, earlier, parent, past.id)
+    size = engine.log.size
+    past, header, later = _latest(engine, base)
+    if past is None or (plan.restart is not None and past.phase == ENDED):
+        made = _fresh(plan, engine, later, parent, past.id if past else "")
+        made.looked = size
+        return made
     return await _again(drive, plan, kit, engine, past, parent)
 
 
@@ -307,11 +309,7 @@ async def _again(drive: Drive, plan: Plan, kit: AgentKit, engine: Engine, past: 
     if parent is not None and past.phase == JOINED and past.driver == engine.driver:
         return _served(plan, engine, past, parent, finished=True)
     if past.id in engine.runs or kit.lives(past.driver) or (parent is None and inside in engine.runs):
-        raise Refused(
-            f"Saga {name} is being run by {kit.who(past.driver)} since record {past.opened_seq}.",
-            next="Wait for it, or use another id.",
-            code="saga_busy",
-        )
+        raise _busy(kit, name, past.driver, f" since record {past.opened_seq}")
     if past.phase not in (RUNNING, SUSPENDED, JOINED) or past.escalated:
         raise Refused(
             f"Saga {name} is {outcome(past, lives=False)}: what it did is being undone.",
@@ -332,6 +330,11 @@ async def _again(drive: Drive, plan: Plan, kit: AgentKit, engine: Engine, past: 
     if parent is None:  # with a parent, that one was taken, and this one with it
         await drive.commit(engine.log, take(engine, past.id, past.driver, "resume"))
     return _served(plan, engine, engine.state.sagas[past.id], parent, finished=False)
+
+
+def _busy(kit: AgentKit, name: str, driver: str, since: str = "") -> Refused:
+    told = f"Saga {name} is being run by {kit.who(driver)}{since}."
+    return Refused(told, next="Wait for it, or use another id.", code="saga_busy")
 
 
 def _served(plan: Plan, engine: Engine, past: Saga, parent: Run | None, *, finished: bool) -> Run:
@@ -424,7 +427,8 @@ async def _leave(drive: Drive, opened: Opened, error: BaseException | None) -> N
         report = await roll_back(drive, opened.kit, made, error)
     finally:
         made.over = True
-        engine.runs.pop(made.id, None)
+        if engine.runs.get(made.id) is made:
+            del engine.runs[made.id]
     if isinstance(error, Exception):
         raise SagaAborted(error, report) from error
     error.saga_report = report  # type: ignore[attr-defined]

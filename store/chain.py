@@ -218,7 +218,7 @@ class Chain:
             lived = self.timeline.at_entry(entry)
             self.view.fold(entry, lived)
             self.timeline.fold(entry, lived)
-        else:
+        elif not unfinished(entry):
             self.view.fold(entry, self.timeline.lived)
         if entry.part or self._parted:
             self._parted = after_part(entry)
@@ -292,7 +292,9 @@ def misplaced(due: Parted | None, entry: Entry) -> str:
     """Why an entry may not stand where `due` is to come (None: no fact is half told); empty if it may."""
     if due is not None and (entry.kind, entry.saga, *entry.part) != due:
         return f"part {due[2]} of {due[3]} of {due[0]} is missing"
-    if due is None and entry.part and (entry.part[0] != 1 or entry.part[1] < 2 or entry.kind in (GENESIS, OPENED)):
+    if unfinished(entry) and (entry.up or entry.kind in (GENESIS, OPENED, BOOTED)):
+        return f"{entry.kind} is told in one entry, and a part but the last has no clock"
+    if due is None and entry.part and (entry.part[0] != 1 or entry.part[1] < 2):
         return f"part {entry.part[0]} of {entry.part[1]} of {entry.kind} has no beginning"
     return ""
 

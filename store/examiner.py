@@ -453,7 +453,7 @@ class Examiner:
             except Illegal as error:
                 self.find("E_CLOCK", seq, error.message, low=0)
                 return
-        if self.view is None or self.view_trouble:
+        if self.view is None or self.view_trouble or unfinished(entry):
             return
         try:
             self.view.fold(entry, lived)

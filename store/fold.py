@@ -24,7 +24,7 @@ class View(Protocol):
 
     def fold(self, entry: Entry, lived: int) -> None:
         """Take in one entry (lived: milliseconds of lived time at it); raise Illegal and change nothing if the
-        tables do not allow it."""
+        tables do not allow it. Of a fact told in parts only the last entry is handed over: the others mean nothing."""
 
     def dump(self) -> bytes:
         """The whole view as bytes."""

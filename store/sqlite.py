@@ -210,10 +210,12 @@ class _Db:
     def _accept(self) -> None:
         """Refuse what is not ours or too new before anything is changed."""
         try:
+            # Tables first: they and the number come in one transaction, which may end between these two looks.
+            tables = self.one("select count(*) from sqlite_schema")
             ours, version = self.pragma("application_id"), self.pragma("user_version")
         except (apsw.NotADBError, apsw.CorruptError) as error:
             raise Damaged("This is not a database, or a damaged one.", next="Run `amends verify`.") from error
-        if ours not in (0, APPLICATION_ID) or (not ours and self.one("select count(*) from sqlite_schema")):
+        if ours not in (0, APPLICATION_ID) or (not ours and tables):
             raise Malformed("This is a database of another program.", finding="E_APPLICATION")
         too_new(version)
 

@@ -122,6 +122,18 @@ class LogContract:
         assert log.record(0).blob is None
 
     @pytest.mark.promise("2.1")
+    @pytest.mark.promise("1.18")
+    def test_a_fact_in_parts_is_one_fact_and_all_of_it_is_read_again(self, log: Any) -> None:
+        bodies = tuple(b'{"at":%d,"text":"%s"}' % (n, b"pack my box " * 50) for n in range(70))
+        log.commit(facts(opened("a"), intended("a")))
+        entries = log.commit(facts(Draft("step.done", {"saga": "a", "step": 1, "use": {"eur": 7}}, bodies), ended("a")))
+        assert [entry.part for entry in entries] == [(1, 3), (2, 3), (3, 3), ()]
+        assert log.view.spent == {"eur": 7}
+        *_, first, second, last, _ = log.thread("a")
+        lines = b"".join((last.blob, first.blob, second.blob)).splitlines(keepends=True)
+        assert [line[26:-2] for line in lines] == list(bodies)
+        assert log.records(last.entry.seq, last.entry.seq + 1).__next__() == last == log.record(last.entry.seq)
+
     def test_a_refused_decision_leaves_no_trace_and_raises_what_it_raised(self, log: Any) -> None:
         log.commit(facts(opened("a")))
         size, image = log.size, log.view.dump()

@@ -97,7 +97,7 @@ class Attempt(NamedTuple):
 
 
 class World:
-    """The far side: what stands, and every call that reached it. It honours idempotency keys: one effect or refusal each."""
+    """The far side: what stands, and every call that reached it. It honours idempotency keys: one effect each, and none on its way once the key was refused."""
 
     def __init__(self, clock: Clock, scenario: Scenario) -> None:
         self.clock, self.scenario = clock, scenario
@@ -105,9 +105,8 @@ class World:
         self.done: Counter[str] = Counter()
         self.undone: Counter[str] = Counter()
         self.keys: set[str] = set()
-        self.refused: set[str] = set()
         self.attempts: list[Attempt] = []
-        self.landing: list[tuple[int, Callable[[], None]]] = []
+        self.landing: list[tuple[int, str, Callable[[], None]]] = []
         self.words = {name: list(words) for name, words in scenario.words.items()}
         self.doubled: list[str] = []
         clock.ticks.append(self.tick)
@@ -115,11 +114,11 @@ class World:
     def tick(self) -> None:
         due = [effect for effect in self.landing if effect[0] <= self.clock.true_ms]
         self.landing = [effect for effect in self.landing if effect[0] > self.clock.true_ms]
-        for _, land in due:
+        for _, _, land in due:
             land()
 
-    def later(self, land: Callable[[], None], seconds: float) -> None:
-        self.landing.append((self.clock.true_ms + round(seconds * 1000), land))
+    def later(self, land: Callable[[], None], key: str) -> None:
+        self.landing.append((self.clock.true_ms + round(LATEST * 1000), key, land))
 
     def word(self, name: str) -> str:
         words = self.words.get(name)
@@ -147,14 +146,13 @@ class World:
         """Say no, unless this key was answered otherwise before."""
         if key and key in self.keys:
             return False
-        self.refused |= {key} - {""}
+        self.landing = [effect for effect in self.landing if not key or effect[1] != key]
         return True
 
     def _seen(self, key: str) -> bool:
-        if key in self.keys or key in self.refused:
-            return True
+        seen = key in self.keys
         self.keys.add(key)
-        return False
+        return seen
 
 
 # ---- a process -------------------------------------------------------------------------------------------------------
@@ -224,7 +222,7 @@ class SimDrive:
     async def commit(self, log: Any, decide: Any, sync: int = DURABLE) -> Any:
         return log.commit(decide, sync)
 
-    async def call(self, fn: Any, kwargs: Mapping[str, Any], timeout: float | None) -> Ran:
+    async def call(self, fn: Any, kwargs: Mapping[str, Any], timeout: float | None, urgent: bool = False) -> Ran:
         try:
             return Ran(fn(**kwargs))
         except Exception as error:
@@ -294,14 +292,14 @@ def _reach(what: str, thing: str, key: str, land: Callable[[], Any], word: str) 
         if fate == "now":
             land()
         elif fate == "later":
-            world.later(land, LATEST)
+            world.later(land, key)
         raise
     if word == "refused" and world.refuse(key):
         raise ValueError(f"{thing} is refused")
     if word == "lost before":
         raise LostAnswer(thing)
     if word == "lands late":
-        world.later(land, LATEST)
+        world.later(land, key)
         raise LostAnswer(thing)
     said = land()
     process.point(f"{what} landed")

@@ -9,8 +9,18 @@ from typing import Any
 import pytest
 from world import World, kinds
 
-from amends import COMPENSABLE, IRREVERSIBLE, REVERSIBLE, AgentKit, saga_scope
+from amends import (
+    COMPENSABLE,
+    IRREVERSIBLE,
+    REVERSIBLE,
+    AgentKit,
+    Compensation,
+    SagaAborted,
+    compensator,
+    saga_scope,
+)
 from amends.store import sqlite
+from amends.store.log import DURABLE, FILED
 
 
 @pytest.fixture
@@ -94,3 +104,44 @@ def test_memory_is_what_one_asks_for_by_name(tmp_path: Path) -> None:
     with AgentKit.in_memory() as memory, AgentKit(home=tmp_path / "home") as device:
         assert memory.home is None and not memory.guarantees()["durable"]
         assert device.guarantees()["durable"] and (tmp_path / "home" / "amends.db").exists()
+
+
+class Levels:
+    """What each commit of a log was asked to survive, with the kinds of its facts."""
+
+    def __init__(self, kit: AgentKit) -> None:
+        self.seen: list[tuple[int, list[str]]] = []
+        self._commit = kit.log.commit
+        kit.log.commit = self  # type: ignore[method-assign]
+
+    def __call__(self, decide: Any, sync: int = DURABLE) -> Any:
+        entries = self._commit(decide, sync)
+        self.seen.append((sync, [entry.kind for entry in entries]))
+        return entries
+
+    def of(self, kind: str) -> set[int]:
+        return {sync for sync, kinds in self.seen if kind in kinds}
+
+
+@pytest.mark.promise("1.2")
+def test_intent_and_outcome_of_a_compensable_step_ask_for_the_disk(quiet: AgentKit, world: World) -> None:
+    levels = Levels(quiet)
+    with pytest.raises(SagaAborted), saga_scope(kit=quiet) as saga:
+        saga.execute("hotel", world.book, {"what": "a"}, semantics=COMPENSABLE, undo=world.undo)
+        raise ValueError
+    for kind in ("step.intended", "step.done", "saga.unwinding", "undo.intended", "undo.done", "saga.ended"):
+        assert levels.of(kind) == {DURABLE}, kind
+
+
+@pytest.mark.promise("1.2")
+def test_a_reversible_step_asks_for_no_disk_and_one_with_a_named_inverse_for_the_file(
+    quiet: AgentKit, world: World
+) -> None:
+    compensator("barriers.cancel")(world.cancel)
+    levels = Levels(quiet)
+    with saga_scope(kit=quiet) as saga:
+        saga.execute("hotel", world.book, {"what": "a"}, semantics=REVERSIBLE, undo=world.undo)
+        assert levels.seen == []
+        named = Compensation(handler="barriers.cancel", kwargs={"of": "b"})
+        saga.execute("hotel", world.book, {"what": "b"}, semantics=REVERSIBLE, undo=named)
+        assert {sync for sync, _ in levels.seen} == {FILED}

@@ -12,17 +12,22 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from amends.runtime.openings import spread, whole
+from amends.runtime.values import encode
 from amends.store.chain import Chain, Draft, Spoiled
 from amends.store.clock import Now
 from amends.store.entry import LINE_MAX, ZERO, Entry, leaf, line_of, parse, parse_opening
 from amends.store.errors import BadValue, Damaged, Illegal, Refused
 from amends.store.fold import NoView
+from amends.store.log import Record
 from amends.store.merkle import Peaks, check_consistency, check_inclusion, consistency_proof, inclusion_proof, root_at
 from amends.store.note import open_note, parse_checkpoint, sign_note
+from amends.store.squeeze import unshut
 
 FROZEN = Path(__file__).parent / "vectors" / "format.json"
 NOW = Now(1_764_460_800_000_000, 1, 1000, 0)
@@ -93,6 +98,50 @@ def test_what_a_draft_opens_is_committed_and_salted_and_an_entry_without_has_a_s
     assert [parse_opening(line) for line in lines] == [{"result": 1}, {"approver": "Ada"}]
     assert tuple(sha256(line).hexdigest() for line in lines) == rows[1].entry.c and not rows[1].entry.salt
     assert lines[0][2:24] != lines[1][2:24]
+
+
+def many(count: int, kind: str = "step.done", **fields: Any) -> Draft:
+    """A draft with that many openings."""
+    return Draft(kind, {"saga": "s", "step": 1, **fields}, tuple(b'{"at":%d}' % n for n in range(count)))
+
+
+@pytest.mark.promise("1.18")
+@pytest.mark.parametrize(("count", "sizes"), [(32, [32]), (33, [1, 32]), (64, [32, 32]), (70, [32, 6, 32])])
+def test_a_fact_with_many_openings_is_told_in_parts_and_seen_once(count: int, sizes: list[int]) -> None:
+    view = Picky()
+    rows, _ = taken(begun(view), decides(opened(), many(count), step()))
+    parts = rows[1:-1]
+    assert [len(row.entry.c) for row in parts] == sizes
+    if len(sizes) > 1:
+        assert [row.entry.part for row in parts] == [(i, len(sizes)) for i in range(1, len(sizes) + 1)]
+    assert [row.entry.step for row in parts] == [0] * (len(sizes) - 1) + [1]
+    assert [row.entry.n for row in rows] == list(range(1, len(rows) + 1))
+    told = [line for row in (parts[-1], *parts[:-1]) for line in row.blob.splitlines(keepends=True)]
+    assert [parse_opening(line) for line in told] == [{"at": n} for n in range(count)]
+    assert view.seen == ["log.opened", "saga.opened", "step.done", "step.done"]
+
+
+def test_a_saga_ends_with_the_last_part_and_begins_in_one() -> None:
+    chain = begun()
+    taken(chain, decides(opened()))
+    rows, _ = taken(chain, decides(many(70, "saga.ended")))
+    assert len(rows) == 3 and not chain.threads
+    _, [error] = taken(chain, decides(many(33, "saga.opened")))
+    assert isinstance(error, BadValue) and chain.size == rows[-1].entry.seq + 1
+
+
+@pytest.mark.promise("6.2")
+@pytest.mark.parametrize("change", ["without the first", "without the middle", "with another between"])
+def test_parts_that_are_not_together_are_named(change: str) -> None:
+    chain = begun()
+    rows, _ = taken(chain, decides(opened(), many(70), step()))
+    entries = [row.entry for row in rows]
+    parts = {"without the first": [0, 2, 3], "without the middle": [0, 1, 3], "with another between": [0, 1, 4, 2, 3]}
+    follower = begun()
+    with pytest.raises(Damaged, match="part"):
+        for n, place in enumerate(parts[change], 1):
+            entry = msgspec.structs.replace(entries[place], seq=follower.size, prev=follower.prev, n=n)
+            follower.follow(entry, line_of(entry))
 
 
 def test_equal_contents_have_unequal_commitments() -> None:
@@ -312,6 +361,33 @@ def test_the_frozen_checkpoint_is_signed_and_opened_to_the_byte(frozen: dict[str
     assert sign_note(note.body, frozen["origin"], bytes.fromhex(frozen["seed"])) == told["note"].encode()
 
 
+@pytest.mark.promise("1.18")
+def test_a_frozen_fact_in_parts_is_followed_and_read_in_its_order(frozen: dict[str, Any]) -> None:
+    chain, records = Chain(NoView()), []
+    for told in frozen["parts"]:
+        entry, line = parse(told["line"].encode()), told["line"].encode()
+        assert chain.follow(entry, line).hex() == told["h"] and line_of(entry) == line
+        assert [sha256(opening.encode()).hexdigest() for opening in told["openings"]] == list(entry.c)
+        records.append(Record(entry, line, "".join(told["openings"]).encode() or None))
+    [one] = [record for record in whole(records) if record.entry.part]
+    assert one.entry.tool == "file.put"
+    assert [parse_opening(line) for line in one.blob.splitlines(True)] == [{"at": n} for n in range(34)]  # type: ignore
+
+
+@pytest.mark.promise("1.18")
+def test_a_frozen_large_value_is_cut_as_the_page_says(frozen: dict[str, Any]) -> None:
+    told = frozen["large"]
+    first, *chunks = spread((b'{"args":' + encode("x" + "é" * 150_000) + b"}",))
+    assert first == b'{"args":' + told["manifest"].encode() + b"}"
+    assert [len(json.loads(chunk)["chunk"].encode()) for chunk in chunks] == told["sizes"]
+    assert [sha256(chunk).hexdigest() for chunk in chunks] == told["bodies"]
+
+
+@pytest.mark.promise("6.2")
+def test_the_frozen_cell_is_read(frozen: dict[str, Any]) -> None:
+    assert unshut(bytes.fromhex(frozen["cell"]["cell"])) == frozen["cell"]["plain"].encode()
+
+
 @pytest.mark.skipif(not shutil.which("sha256sum"), reason="sha256sum is not here")
 def test_plain_tools_compute_the_same_hashes(frozen: dict[str, Any], lines: list[bytes], tmp_path: Path) -> None:
     (tmp_path / "E").write_bytes(b"".join(lines))
@@ -331,7 +407,8 @@ def test_the_example_on_the_page_is_a_vector(frozen: dict[str, Any]) -> None:
 def table_of_kinds() -> dict[str, set[str]]:
     page = (Path(__file__).parents[1] / "store" / "FORMAT.md").read_text(encoding="utf-8")
     rows = [line.split("|") for line in page.split("## 6.")[1].split("## 7.")[0].splitlines() if line.startswith("| `")]
-    return {row[1].strip(" `"): set(row[3].split("[")[0].replace("`", " ").split()) for row in rows}
+    bare = str.maketrans("`()", "   ")
+    return {row[1].strip(" `"): set(row[3].split("[")[0].translate(bare).split()) for row in rows}
 
 
 def test_every_kind_on_the_page_has_a_vector_that_keeps_to_its_keys(frozen: dict[str, Any]) -> None:
@@ -350,5 +427,5 @@ def test_every_key_of_an_entry_is_on_the_page() -> None:
     assert set(Entry.__struct_fields__) - named <= UNUSED
 
 
-UNUSED = {"by_ms", "part"}
+UNUSED = {"by_ms"}
 """Keys that the grammar knows and no kind of this version carries yet."""

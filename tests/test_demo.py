@@ -1,4 +1,4 @@
-"""The demo does what it tells: the ledger, asked by somebody else, and the log, read by somebody else, agree with it."""
+"""The demo does what it tells: ledger and log, asked and read by somebody else, agree with it."""
 
 from __future__ import annotations
 

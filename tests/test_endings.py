@@ -1076,3 +1076,28 @@ def test_a_step_without_an_inverse_stands_and_is_listed(kit: AgentKit, world: Wo
     [item] = kit.inbox()
     kit.accept(item["id"], by="ann", reason="we keep it")
     assert fold(kit, saga.header_id).out == "compensated" and world.standing == ["b"]
+
+
+@pytest.mark.promise("1.8")
+@pytest.mark.parametrize("declared", [False, True], ids=["letting-go", "ending"])
+def test_what_lands_in_the_moment_an_unwinding_stops_is_not_left(kit: AgentKit, world: World, declared: bool) -> None:
+    """The late fact gets into the log between the last look and the last commit."""
+    gate = threading.Event()
+    commit, moments = kit.log.commit, []
+
+    def slow_commit(decide: Any, *more: Any) -> Any:
+        if "_last" in getattr(decide, "__qualname__", "") and not moments:
+            moments.append(1)
+            gate.set()
+            eventually(lambda: "step.landed" in kinds(kit, saga.header_id))
+        return commit(decide, *more)
+
+    kit.log.commit = slow_commit  # type: ignore[method-assign]
+    inverse = {"undo": world.undo} if declared else {"compensate": world.compensate}
+    with pytest.raises(SagaAborted) as aborted, saga_scope(kit=kit) as saga:
+        saga.execute(
+            "hotel", world.slow_book(gate, before=False), {"what": "a"}, semantics=COMPENSABLE, timeout=SOON,
+            settle=SOON, **inverse,
+        )  # fmt: skip
+    assert moments and "step.landed" in kinds(kit, saga.header_id)
+    assert aborted.value.report.clean and not world.effects and not kit.engine.state.sagas

@@ -12,8 +12,10 @@ import json
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
@@ -98,6 +100,15 @@ class Bare(World):
     def daemon(self, *args: str, **more: Any) -> subprocess.Popen[str]:
         return self.start([str(more.pop("by", self.executable)), "recoverd", *args], **more)
 
+    def ready(self, **more: Any) -> subprocess.Popen[str]:
+        """A daemon that has said that it is at work."""
+        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as ear, tempfile.TemporaryDirectory() as folder:
+            ear.bind(f"{folder}/ear")  # not below the test's folder, whose name is too long for a socket
+            ear.settimeout(60)
+            daemon = self.daemon(env={"NOTIFY_SOCKET": f"{folder}/ear"}, **more)
+            assert ear.recv(100) == b"READY=1"
+        return daemon  # its supervisor is gone from now on, which is no reason to stop
+
     def unpacked(self) -> Path:
         """The executable of the unpacked form, laid out by the executable itself."""
         self.amends("service", "install")
@@ -171,6 +182,17 @@ def test_the_demo_runs_from_the_file_alone(bare: Bare) -> None:
     assert not bare.home.exists() and bare.left() == []
 
 
+@LINUX
+@pytest.mark.promise("13")
+def test_it_brings_its_own_libraries_and_one_sqlite(bare: Bare) -> None:
+    inner = bare.unpacked().parent / "_internal"
+    held = {path.name.split(".")[0] for path in inner.rglob("*.so*")}
+    assert {"_ssl", "libssl", "_hashlib", "libcrypto", "_cffi_backend", "backend_c", "libgcc_s"} <= held, sorted(held)
+    assert not held & {"_sqlite3", "libsqlite3", "_tkinter", "readline"}, "a second SQLite would drop our locks"
+    text = (inner / "amends/runtime/host_program.py").read_text()
+    assert text == (ROOT / "runtime/host_program.py").read_text(), "it is handed to other interpreters as text"
+
+
 # ---- the story, with a Python for the handlers ----------------------------------------------------------------------
 
 
@@ -189,7 +211,7 @@ def test_a_killed_agent_is_unwound_through_the_interpreter_it_ran_in(bare: Bare)
     steps = bare.said("show", "order-1")["steps"]
     assert [(step["tool"], step["state"]) for step in steps] == [("shop.charge", "compensated")] * 2
     assert "shop.charge" in bare.amends("show", "order-1", "--why").stdout
-    assert bare.said("doctor")["findings"] is not None
+    assert "handlers" in bare.amends("doctor", "--hosts").stdout
     assert bare.left() == []
 
 
@@ -210,6 +232,35 @@ def test_run_undoes_at_once_what_its_agent_left_and_passes_its_end_on(bare: Bare
     quiet = bare.amends("run", "--", sys.executable, "-c", "raise SystemExit(7)")
     assert (quiet.returncode, quiet.stdout, quiet.stderr) == (7, "", "")
     assert bare.amends("run", "--", "python3", "-c", "").returncode == 127, "there is none on this PATH"
+
+
+@pytest.mark.promise("4.4")
+def test_run_hands_a_signal_on_and_undoes_what_the_agent_left(bare: Bare) -> None:
+    runner = bare.start([str(bare.executable), "run", "--", sys.executable, str(bare.script(BOOK_THEN_SLEEP))])
+    bare.until("the payment is known", lambda: bare.kinds().count("step.done") == 1)
+    runner.terminate()
+    out, err = runner.communicate(timeout=60)
+    assert (runner.returncode, out) == (128 + signal.SIGTERM, "") and "Undone: order-1." in err, (out, err)
+    assert bare.refunded() == ["book"] and bare.left() == []
+
+
+@pytest.mark.promise("4.4")
+def test_imported_handlers_run_in_the_first_python_on_the_path(bare: Bare) -> None:
+    python = moved_environment(bare.folder / "python")
+    (bare.folder / "mine.py").write_text(
+        "import os, sys\nimport shop\nfrom amends import compensator\n"
+        "@compensator('shop.elsewhere')\ndef refund(of, idempotency_key):\n"
+        "    open('ran', 'w').write(sys.executable)\n    return shop.refund(of, '', idempotency_key)\n"
+    )
+    bare.killed("order-1", handler="shop.elsewhere")
+    code, said = bare.recover("--import", "mine.py")
+    assert code == 1 and said["escalated"], "there is no Python on this PATH"
+    item = bare.said("inbox", code=1)[0]["id"]
+    path = f"{python.parent}:{bare.bin}"
+    retried = bare.amends("retry", item, "--by", "Ada", "--import", "mine.py", with_env={"PATH": path})
+    assert retried.returncode == 0, retried
+    assert bare.refunded() == ["order-1-ink", "order-1-book"]
+    assert (bare.folder / "ran").read_text() == str(python.with_name("python3"))
 
 
 @pytest.mark.promise("13")
@@ -233,23 +284,30 @@ def test_a_committed_saga_is_undone_on_request(bare: Bare) -> None:
 @pytest.mark.promise("13")
 def test_what_needs_a_python_that_is_not_there_goes_to_a_person_in_words(bare: Bare) -> None:
     """The agent's own interpreter is gone, and PATH has none."""
-    shutil.copytree(ROOT / "tests", bare.folder / "unused", ignore=lambda *_: os.listdir(ROOT / "tests"))
-    gone = bare.bin / "python"
-    gone.symlink_to(sys.executable)
-    env = {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
-    agent = bare.start([str(gone), str(bare.script(BOOK_THEN_SLEEP))], env=env)
+    python = moved_environment(bare.folder / "python")
+    agent = bare.start([str(python), str(bare.script(BOOK_THEN_SLEEP))])
     bare.until("the payment is known", lambda: bare.kinds().count("step.done") == 1)
     kill(agent)
-    gone.unlink()
+    (bare.folder / "python").rename(bare.folder / "elsewhere")
     code, said = bare.recover()
     assert code == 1 and [one["saga"] for one in said["escalated"]] == ["order-1"], said
     assert bare.standing() == ["book"]
     story = bare.amends("show", "order-1", "--why").stdout
-    assert str(gone) in story, "which interpreter is missing is said"
+    assert str(python) in story, "which interpreter is missing is said"
     item = bare.said("inbox", code=1)[0]["id"]
-    gone.symlink_to(sys.executable)
-    assert bare.amends("retry", item, "--by", "Ada", with_env=env).returncode == 0
+    (bare.folder / "elsewhere").rename(bare.folder / "python")
+    assert bare.amends("retry", item, "--by", "Ada").returncode == 0
     assert bare.standing() == [] and bare.said("inbox") == []
+
+
+def moved_environment(folder: Path) -> Path:
+    """The environment of this test's Python at another place, where it can be taken away."""
+    (folder / "bin").mkdir(parents=True)
+    for name in ("python", "python3"):
+        (folder / "bin" / name).symlink_to(os.path.realpath(sys.executable))
+    (folder / "lib").symlink_to(Path(sys.prefix) / "lib")
+    shutil.copy(Path(sys.prefix) / "pyvenv.cfg", folder)
+    return folder / "bin/python"
 
 
 BOOK_THEN_SLEEP = """
@@ -331,8 +389,10 @@ def island(bare: Bare) -> list[str]:
 
     The folder of the test lies at its own path in there, and the network is the same.
     """
-    if not sys.platform.startswith("linux") or os.geteuid() or not shutil.which("unshare") or not shutil.which("ldd"):
-        pytest.skip("a root of its own needs Linux, root, unshare and ldd")
+    path = f"{os.environ['PATH']}:/usr/sbin:/sbin"
+    found = {name: shutil.which(name, path=path) for name in ("unshare", "sh", "mount", "chroot", "ldd")}
+    if not sys.platform.startswith("linux") or os.geteuid() or not all(found.values()):
+        pytest.skip(f"a root of its own needs Linux, root, and {', '.join(found)}")
     root = bare.folder / "island"
     programs = [CURL] if CURL else []
     inner = bare.unpacked().parent / "_internal"
@@ -344,16 +404,12 @@ def island(bare: Bare) -> list[str]:
     for folder in ("dev", "proc", str(bare.folder)[1:]):
         (root / folder).mkdir(parents=True, exist_ok=True)
     within = (
-        f"mount --bind /dev {root}/dev && mount -t proc proc {root}/proc && "
-        f'mount --bind {bare.folder} {root}{bare.folder} && exec chroot {root} "$@"'
+        f"{found['mount']} --bind /dev {root}/dev && {found['mount']} -t proc proc {root}/proc && "
+        f'{found["mount"]} --bind {bare.folder} {root}{bare.folder} && exec {found["chroot"]} {root} "$@"'
     )
-    path = os.environ["PATH"]
-    tools = {name: shutil.which(name, path=f"{path}:/usr/sbin:/sbin") for name in ("unshare", "sh", "mount", "chroot")}
-    within = within.replace("mount ", f"{tools['mount']} ").replace("chroot ", f"{tools['chroot']} ")
-    command = [str(tools["unshare"]), "-m", str(tools["sh"]), "-c", within, "island"]
-    possible = bare.amends("--version", by=command[0], timeout=60) if not all(tools.values()) else None
+    command = [str(found["unshare"]), "-m", str(found["sh"]), "-c", within, "island"]
     tried = subprocess.run([*command, str(bare.executable), "--version"], env=bare.env, capture_output=True, text=True)
-    if possible or "Operation not permitted" in tried.stderr:
+    if "Operation not permitted" in tried.stderr or "ermission denied" in tried.stderr:
         pytest.skip(f"no mount namespaces here: {tried.stderr.strip()}")
     assert tried.returncode == 0, tried
     return command
@@ -361,10 +417,8 @@ def island(bare: Bare) -> list[str]:
 
 @pytest.mark.promise("13")
 def test_the_demo_runs_on_a_machine_without_python(bare: Bare, island: list[str]) -> None:
-    env = bare.env | {"TMPDIR": str(bare.tmp)}
-    ran = subprocess.run(
-        [*island, str(bare.executable), "demo", "--json"], env=env, capture_output=True, text=True, timeout=60
-    )
+    command = [*island, str(bare.executable), "demo", "--json"]
+    ran = subprocess.run(command, env=bare.env, capture_output=True, text=True, timeout=60)
     assert ran.returncode == 0 and json.loads(ran.stdout)["ok"] is True, ran
 
 
@@ -426,8 +480,7 @@ def test_the_unpacked_form_is_one_process_that_needs_nothing_in_tmp(bare: Bare) 
 @pytest.mark.promise("13")
 @pytest.mark.parametrize("form", ["one file", "unpacked"])
 def test_a_daemon_that_is_asked_to_stop_ends_well_and_leaves_nothing(bare: Bare, form: str) -> None:
-    daemon = bare.daemon(by=bare.unpacked() if form == "unpacked" else bare.executable)
-    bare.until("the daemon has opened the log", lambda: "log.opened" in bare.kinds())
+    daemon = bare.ready(by=bare.unpacked() if form == "unpacked" else bare.executable)
     daemon.terminate()
     out, err = daemon.communicate(timeout=30)
     assert (daemon.returncode, out, err) == (0, "", "")
@@ -436,7 +489,7 @@ def test_a_daemon_that_is_asked_to_stop_ends_well_and_leaves_nothing(bare: Bare,
 
 @pytest.mark.promise("4.1")
 def test_two_daemons_of_the_file_undo_each_payment_once(bare: Bare) -> None:
-    daemons = [bare.daemon(), bare.daemon()]
+    daemons = [bare.ready(), bare.ready()]
     sagas = [f"order-{n}" for n in range(1, 5)]
     bare.killed(*sagas)
     bare.until("every saga has ended", lambda: bare.kinds().count("saga.ended") == len(sagas))
@@ -534,8 +587,8 @@ def test_a_file_of_a_newer_amends_is_refused_in_words_and_left_alone(bare: Bare)
     db.execute("pragma wal_checkpoint(truncate)").fetchall()
     db.close()
     before = hashlib.sha256(path.read_bytes()).hexdigest()
-    for verb in (("ps",), ("recoverd", "--once"), ("show", "order-1"), ("inbox",), ("init",), ("run", "--", "/bin/true")):
-        ran = bare.amends(*verb)
+    for verb in ("ps", "recoverd --once", "show order-1", "inbox", "init", "run -- /bin/true"):
+        ran = bare.amends(*verb.split())
         assert ran.returncode == 7 and "newer" in ran.stderr and "Traceback" not in ran.stderr, (verb, ran)
     assert bare.said("ps", code=7)["error"]["code"] == "too_new"
     assert bare.amends("verify").returncode == 7
@@ -580,8 +633,7 @@ def test_exit_codes_are_those_of_the_table(bare: Bare) -> None:
 
 @pytest.mark.promise("13")
 def test_ctrl_c_ends_a_daemon_as_sigterm_does(bare: Bare) -> None:
-    daemon = bare.daemon(start_new_session=True)
-    bare.until("the daemon has opened the log", lambda: "log.opened" in bare.kinds())
+    daemon = bare.ready(start_new_session=True)
     os.killpg(daemon.pid, signal.SIGINT)  # a terminal sends it to the whole group, loader included
     assert daemon.wait(30) == 0
     assert bare.left() == []

@@ -11,7 +11,18 @@ from typing import Any
 import pytest
 from world import World, fold
 
-from amends import COMPENSABLE, AgentKit, RollbackReport, SagaAborted, current_saga, saga_scope
+from amends import (
+    COMPENSABLE,
+    IRREVERSIBLE,
+    AgentKit,
+    Refused,
+    RollbackReport,
+    SagaAborted,
+    current_saga,
+    model_outcome,
+    saga_scope,
+)
+from amends.runtime.report import ModelOutcome
 
 
 @pytest.mark.promise("1.2")
@@ -166,3 +177,30 @@ def test_a_report_puts_every_step_in_one_bucket(kit: AgentKit, world: World) -> 
     names = sorted(step.tool for bucket in buckets for step in bucket)
     assert names == sorted(step.tool for step in report.steps) == ["done", "failed", "orphan"]
     assert not report.clean and "1 standing without an inverse" in report.summary()
+
+
+@pytest.mark.promise("1.16")
+def test_a_model_is_told_an_outcome_it_can_act_on(kit: AgentKit, world: World) -> None:
+    def asks(fail: bool = False, inverse: bool = True, **step: Any) -> ModelOutcome:
+        try:
+            with saga_scope(kit=kit) as saga:
+                options = {"semantics": COMPENSABLE, "undo": world.undo if inverse else None, **step}
+                saga.execute("hotel", world.book, {"what": "a"}, **options)
+                if fail:
+                    raise RuntimeError("over budget")
+        except Exception as error:
+            return model_outcome(error)
+        return model_outcome()
+
+    assert asks().outcome == "committed"
+    undone = asks(fail=True)
+    assert (undone.outcome, undone.code) == ("compensated", "RuntimeError") and "do not try again" in undone.next
+    assert asks(fail=True, inverse=False).outcome == "pending_human" and len(kit.inbox()) == 1
+    wrong = asks(semantics=IRREVERSIBLE)
+    assert (wrong.outcome, wrong.code) == ("refused", "bad_value") and "drop the inverse" in wrong.next
+    with saga_scope("trip", kit=kit), pytest.raises(Refused) as busy:
+        _open_elsewhere(kit)
+    told = model_outcome(busy.value)
+    assert (told.outcome, told.code) == ("refused", "saga_busy") and told.next
+    with pytest.raises(ZeroDivisionError):
+        model_outcome(ZeroDivisionError())

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
+import threading
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
-from world import fold, home_kit, killed
+from world import eventually, fold, home_kit
 
 from amends import COMPENSABLE, REVERSIBLE, AgentKit, Compensation, compensator, saga, saga_scope
+from amends.runtime.daemon import sweep
 from amends.runtime.engine import ResumeConflict, UnstorableResult
 from amends.runtime.inverse import read
 from amends.runtime.openings import blob_at, fields_of, raw_fields, served_steps, spread, whole
@@ -19,7 +23,7 @@ from amends.runtime.state import State
 from amends.runtime.values import CHUNK, INLINE_MAX, MANIFEST, VALUE_MAX, encode
 from amends.store.audit import verify
 from amends.store.entry import unfinished
-from amends.store.errors import BadValue
+from amends.store.errors import BadValue, Refused
 
 MIB = 1 << 20
 
@@ -50,24 +54,15 @@ def test_a_large_argument_and_result_survive_the_file_a_crash_and_verify(tmp_pat
         calls.append(len(page))
         return {"image": image, "of": page[:10]}
 
-    def run(kit: AgentKit, stop: bool) -> Any:
-        with saga_scope("large", kit=kit, on_crash="resume") as made:
-            result = made.execute("render", render, {"page": page}, semantics=COMPENSABLE)
-            if stop:
-                killed(kit)
-                os._exit(0) if os.environ.get("NEVER") else None
-                raise KeyboardInterrupt
-            return result
-
     if (pid := os.fork()) == 0:  # a process that dies with its saga open
-        kit = home_kit(tmp_path)
-        with saga_scope("large", kit=kit, on_crash="resume") as made:
+        with saga_scope("large", kit=home_kit(tmp_path), on_crash="resume") as made:
             made.execute("render", render, {"page": page}, semantics=COMPENSABLE)
             os._exit(7)
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 7
     kit = home_kit(tmp_path)
-    assert run(kit, False) == {"image": image, "of": page[:10]}
-    assert calls == []
+    with saga_scope("large", kit=kit, on_crash="resume") as made:
+        result = made.execute("render", render, {"page": page}, semantics=COMPENSABLE)
+    assert result == {"image": image, "of": page[:10]} and calls == []
     proved(kit)
     kit.close()
     proved(kit)
@@ -79,9 +74,7 @@ def test_other_large_arguments_are_another_step(kit: AgentKit) -> None:
     with pytest.raises(ResumeConflict):
         for body in (page, page[:-1] + "x"):
             with saga_scope("same", kit=kit, on_crash="resume") as made:
-                made.execute("read", len, {"obj": body}, semantics=REVERSIBLE) if False else made.execute(
-                    "read", lambda body: len(body), {"body": body}, semantics=COMPENSABLE
-                )
+                made.execute("read", lambda body: len(body), {"body": body}, semantics=COMPENSABLE)
 
 
 @pytest.mark.promise("1.18")
@@ -115,8 +108,7 @@ def unrender(page: str) -> None:
 def test_a_compensation_gets_its_large_arguments_back_after_a_crash(tmp_path: Path) -> None:
     page = noise(5 * MIB)
     if (pid := os.fork()) == 0:
-        kit = home_kit(tmp_path)
-        with saga_scope("undone", kit=kit) as made:
+        with saga_scope("undone", kit=home_kit(tmp_path)) as made:
             made.execute("render", lambda: 1, semantics=COMPENSABLE, undo=Compensation(unrender, {"page": page}))
             os._exit(7)
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 7
@@ -127,6 +119,37 @@ def test_a_compensation_gets_its_large_arguments_back_after_a_crash(tmp_path: Pa
     proved(kit)
 
 
+AGENT = """
+import os, sys
+from pathlib import Path
+from amends import AgentKit, Compensation, compensator, saga_scope
+
+@compensator("large.erase", idempotent=True)
+def erase(page, name):
+    Path(__file__).with_name(name).write_text(page)
+
+if __name__ == "__main__":
+    with saga_scope("dead", kit=AgentKit()) as saga:
+        for name in ("declared", "derived"):
+            made = Compensation(erase, {"page": name * 400_000, "name": name})
+            options = {"undo": made} if name == "declared" else {"compensate": lambda result: made}
+            saga.execute("write", lambda: 1, semantics="compensable", **options)
+        os._exit(7)
+"""
+
+
+@pytest.mark.promise("4.1")
+def test_the_daemon_hands_large_arguments_to_the_host_that_undoes(tmp_path: Path) -> None:
+    agent = tmp_path / "agent.py"
+    agent.write_text(AGENT)
+    assert subprocess.run([sys.executable, agent], check=False).returncode == 7
+    with home_kit(tmp_path) as kit:
+        assert sweep(kit).recovered == ["dead"]
+        proved(kit)
+    for name in ("declared", "derived"):
+        assert (tmp_path / name).read_text() == name * 400_000
+
+
 @pytest.mark.promise("1.18")
 def test_an_unwinding_runs_with_large_arguments(kit: AgentKit) -> None:
     page = text(2 * MIB + 100)
@@ -135,6 +158,36 @@ def test_an_unwinding_runs_with_large_arguments(kit: AgentKit) -> None:
         made.execute("render", lambda: 1, semantics=COMPENSABLE, undo=Compensation(unrender, {"page": page}))
         raise ValueError("no")
     assert aborted.value.report.clean and UNDONE == [page]
+
+
+@pytest.mark.promise("1.20")
+def test_a_committed_saga_is_undone_later_with_large_arguments(kit: AgentKit) -> None:
+    page = noise(4 * MIB)
+    UNDONE.clear()
+    with saga_scope("done", kit=kit) as made:
+        made.execute("render", lambda: {"page": page}, semantics=COMPENSABLE,
+                     compensate=lambda result: Compensation(unrender, {"page": result["page"]}))  # fmt: skip
+    assert kit.undo("done", by="ada", reason="wrong").clean and UNDONE == [page]
+    with pytest.raises(Refused, match="left to undo"):
+        kit.undo("done", by="ada", reason="again")
+
+
+@pytest.mark.promise("1.18")
+def test_an_effect_that_lands_late_is_undone_with_large_arguments(kit: AgentKit) -> None:
+    page, gate = noise(3 * MIB), threading.Event()
+    UNDONE.clear()
+
+    def slow() -> str:
+        gate.wait(20)
+        return page
+
+    with pytest.raises(SagaAborted), saga_scope("late", kit=kit) as made:
+        made.execute("render", slow, semantics=COMPENSABLE, timeout=0.1, settle=0.1,
+                     undo=Compensation(unrender, {"page": "first"}),
+                     compensate=lambda result: Compensation(unrender, {"page": result}))  # fmt: skip
+    assert UNDONE == ["first"]
+    gate.set()
+    eventually(lambda: UNDONE == ["first", page])
 
 
 @pytest.mark.promise("1.18")
@@ -220,6 +273,6 @@ def test_show_and_log_tell_of_large_values_without_losing_any(tmp_path: Path) ->
     said = runner.invoke(main, ["show", "parted"])
     assert said.exit_code == 0 and len(said.output) < 10_000, said.output[:500]
     shown = runner.invoke(main, ["show", "parted", "--json"])
-    [step] = msgspec.json.decode(shown.stdout)["step"] if False else msgspec.json.decode(shown.stdout)["steps"]
+    [step] = msgspec.json.decode(shown.stdout)["steps"]
     assert len(step["args"]["page"]) >= 3 * MIB - 2
     assert runner.invoke(main, ["log", "parted"]).output.count("part ") == 2

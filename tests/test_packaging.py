@@ -294,9 +294,11 @@ def test_a_supervisor_hears_that_the_daemon_is_ready(
         sender.join()
 
 
-def test_without_a_supervisor_nobody_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_supervisor_nobody_is_told(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.delenv("NOTIFY_SOCKET", raising=False)
     assert notify.notify(notify.READY) is False
+    monkeypatch.setenv("NOTIFY_SOCKET", str(tmp_path / "gone"))
+    assert notify.notify(notify.STOPPING) is False, "a supervisor that is gone is no reason to stop"
 
 
 @pytest.mark.parametrize(

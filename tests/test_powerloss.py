@@ -233,3 +233,27 @@ def test_a_half_written_page_is_what_a_full_disk_leaves(tmp_path: Path) -> None:
     db.execute("insert into t values(2)")
     assert db.execute("select a from t").fetchall() == [(2,)]
     db.close()
+
+
+@pytest.mark.promise("6.2")
+@pytest.mark.parametrize("closed", [False, True])
+def test_a_kill_and_then_a_cut_do_not_make_a_device_take_its_own_log_for_an_older_copy(
+    tmp_path: Path, closed: bool
+) -> None:
+    """What only survives a kill is not remembered outside the file as if it survived a cut."""
+    disk = Disk(tmp_path)
+    life = Life(tmp_path)
+    assert life.open()
+    life.commit(
+        fact("saga.opened", saga="s", fence=1, driver="d", up=True),
+        fact("step.intended", saga="s", step=1, fence=1, tool="t", sem="compensable"),
+    )
+    life.commit(fact("saga.ended", saga="s", fence=1, out="committed"), sync=FILED)  # signed, and not flushed
+    die(life.log)
+    assert life.open()
+    if closed:
+        life.log.close()
+    else:
+        die(life.log)
+    disk.after_the_cut(NOTHING)
+    check(tmp_path, life)

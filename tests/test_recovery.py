@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from worlds import PROGRAM, World, kill
+from worlds import PROGRAM, SHOP, World, kill
 
 
 @pytest.fixture
@@ -252,8 +252,15 @@ def test_any_program_can_be_a_handler(world: World) -> None:
     assert world.refunded() == ["ink"]
 
 
-@pytest.mark.promise("4.4")
-def test_a_probe_in_a_host_settles_what_nobody_knows(world: World) -> None:
+@pytest.mark.promise("1.14")
+@pytest.mark.parametrize(
+    ("wish", "settle", "said", "refunded"),
+    [("then=hang", 60, "present", ["ink", "book"]), ("delay_ms=60000", 1, "absent", ["book"])],
+)
+def test_a_probe_in_a_host_settles_what_nobody_knows(
+    world: World, wish: str, settle: int, said: str, refunded: list[str]
+) -> None:
+    """Present is believed at once; absent only when nothing can land any more."""
     (world.folder / "look.py").write_text(
         "import json, os, urllib.request\nfrom amends import ABSENT, PRESENT\n"
         "def charged(item, idempotency_key, wish=''):\n"
@@ -266,13 +273,13 @@ def test_a_probe_in_a_host_settles_what_nobody_knows(world: World) -> None:
         import look
         with saga_scope(id="order-1") as saga:
             buy(saga, "book")
-            buy(saga, "ink", "delay_ms=60000", undo=declared(), probe=look.charged, settle=60)
-        """
+            buy(saga, "ink", "WISH", undo=declared(), probe=look.charged, settle=SETTLE)
+        """.replace("WISH", wish).replace("SETTLE", str(settle))
     )
     world.kill_at_open(agent)
-    assert world.recover()[1]["recovered"] == ["order-1"], "a probe that answers spares the wait"
-    assert world.refunded() == ["book"]
-    assert [e.out for e in world.log() if e.kind == "step.probed"] == ["absent"]
+    assert world.recover()[1]["recovered"] == ["order-1"]
+    assert world.refunded() == refunded
+    assert [e.out for e in world.log() if e.kind == "step.probed"] == [said]
 
 
 @pytest.mark.promise("4.3")
@@ -710,3 +717,63 @@ def _wakeups(pid: int) -> int:
             if line.startswith("voluntary_ctxt_switches"):
                 found += int(line.split()[1])
     return found
+
+
+@pytest.mark.promise("4.1")
+def test_more_drivers_than_there_are_watchers_are_all_noticed(world: World) -> None:
+    crowded = "import amends.runtime.daemon as d\nd.WATCHERS = 1\nfrom amends.cli.main import main\nmain(['recoverd'])"
+    world.start([sys.executable, "-c", crowded])
+    body = """
+        with saga_scope(id="order-{n}") as saga:
+            buy(saga, "ink-{n}", "then=hang", undo=declared(), settle=0.3)
+        """
+    agents = [world.agent(body.replace("{n}", str(n)), name=f"agent_{n}") for n in range(3)]
+    world.until_open(3)
+    time.sleep(1.2)
+    for n, agent in enumerate(agents):
+        kill(agent)
+        world.until(f"saga {n} has ended", lambda n=n: world.kinds().count("saga.ended") == n + 1)
+    assert world.standing() == []
+
+
+@pytest.mark.promise("4.1")
+def test_ctrl_c_ends_a_sweep_between_two_inverses_and_nothing_is_lost(world: World) -> None:
+    agent = world.agent(
+        """
+        with saga_scope(id="order-1") as saga:
+            buy(saga, "book")
+            buy(saga, "ink", undo=declared("answer_ms=700"))
+            time.sleep(60)
+        """
+    )
+    world.until("two charges", lambda: world.kinds().count("step.done") == 2)
+    kill(agent)
+    once = world.start([*PROGRAM, "recoverd", "--once", "--json"])
+    world.until_open(kind="refund")
+    once.send_signal(signal.SIGINT)
+    said = json.loads(once.communicate(timeout=30)[0])
+    assert said["skipped"] == [{"saga": "order-1", "reason": "Recovery was asked to stop."}]
+    assert world.refunded() == ["ink"]
+    assert world.recover()[1]["recovered"] == ["order-1"] and world.refunded() == ["ink", "book"]
+    assert len(world.effects("refund")) == len([a for a in world.attempts() if a["kind"] == "refund"]) == 2
+
+
+@pytest.mark.promise("1.5")
+def test_arguments_that_need_many_openings_come_back_after_a_crash(world: World) -> None:
+    (world.folder / "shop.py").write_text(SHOP.replace('refund(of, wish=""', 'refund(of, wish="", note=b""'))
+    agent = world.agent(
+        """
+        def undo(item, idempotency_key, **rest):
+            kwargs = dict(of=idempotency_key, note=os.urandom(400_000))
+            return Compensation(handler="shop.refund", kwargs=kwargs)
+        with saga_scope(id="order-1") as saga:
+            buy(saga, "book" * 100_000)
+            saga.execute("shop.charge", shop.charge, dict(item="ink"), semantics=COMPENSABLE, undo=undo)
+            time.sleep(60)
+        """
+    )
+    world.until("two charges", lambda: world.kinds().count("step.done") == 2)
+    kill(agent)
+    code, said = world.recover()
+    assert (code, said["recovered"]) == (0, ["order-1"]), said
+    assert [item[:4] for item in world.refunded()] == ["ink", "book"]

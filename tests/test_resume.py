@@ -157,7 +157,7 @@ def test_an_unknown_step_goes_again_under_its_key(kit: AgentKit, world: World, h
 @pytest.mark.promise("1.14")
 @pytest.mark.parametrize("happened", [True, False])
 def test_an_unknown_step_that_takes_no_key_asks_its_probe(kit: AgentKit, world: World, happened: bool) -> None:
-    die_in_the_middle(kit, world, happened)
+    die_in_the_middle(kit, world, happened, settle=0.05)
     performed: list[str] = []
 
     def plain(what: str) -> str:
@@ -506,3 +506,68 @@ def test_a_first_run_writes_the_facts_of_a_step_once(kit: AgentKit, world: World
         book(handle, world, "a")
     told = kinds(kit, handle.header_id)
     assert told == ["saga.opened", "step.intended", "step.done", "saga.taken", "saga.ended"]
+
+
+@pytest.mark.promise("1.17")
+def test_a_saga_without_a_step_yet_is_running_all_the_same(kit: AgentKit, world: World) -> None:
+    with saga_scope("trip", kit=kit) as handle:
+        opened: list[Any] = []
+        work = lambda: _code_of(lambda: saga_scope("trip", kit=kit).__enter__())  # noqa: E731
+        thread = threading.Thread(target=lambda: opened.append(work()))
+        thread.start()
+        thread.join()
+        assert opened == ["saga_busy"]
+        book(handle, world, "a")
+
+
+def _code_of(work: Any) -> str:
+    try:
+        work()
+    except Refused as refused:
+        return refused.code
+    return "it worked"
+
+
+@pytest.mark.promise("1.11")
+@pytest.mark.parametrize("ended", [False, True])
+def test_of_two_processes_that_want_the_same_saga_whoever_commits_first_has_it(
+    tmp_path: Path, world: World, ended: bool
+) -> None:
+    import contextvars
+
+    with AgentKit(home=tmp_path / "home") as one, AgentKit(home=tmp_path / "home") as two:
+        first, second = saga_scope("trip", kit=one), saga_scope("trip", kit=two)
+        slow = contextvars.copy_context()
+        late = slow.run(second.__enter__)
+        with first as handle:
+            book(handle, world, "a")
+            if not ended:
+                with pytest.raises(Refused):
+                    slow.run(book, late, world, "b")
+        if ended:
+            with pytest.raises(Refused) as refused:
+                slow.run(book, late, world, "b")
+            slow.run(second.__exit__, type(refused.value), refused.value, None)
+        assert world.standing == ["a"] and fold(one, handle.header_id).out == "committed"
+
+
+@pytest.mark.promise("1.11")
+def test_a_finished_saga_is_read_by_many_at_once(kit: AgentKit, world: World) -> None:
+    with saga_scope("trip", kit=kit) as handle:
+        first = book(handle, world, "a")
+        with saga_scope() as inner:
+            second = book(inner, world, "b")
+
+    async def read() -> Any:
+        async with saga_scope("trip", kit=kit) as handle:
+            await asyncio.sleep(0.01)
+            outer = await handle.execute("hotel", world.book, {"what": "a"}, semantics=COMPENSABLE, undo=world.undo)
+            async with saga_scope() as inner:
+                return outer, await inner.execute(
+                    "hotel", world.book, {"what": "b"}, semantics=COMPENSABLE, undo=world.undo
+                )
+
+    async def many() -> list[Any]:
+        return await asyncio.gather(*(read() for _ in range(3)))
+
+    assert asyncio.run(many()) == [(first, second)] * 3 and world.calls == 2

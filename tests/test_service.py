@@ -67,7 +67,7 @@ def test_install_status_and_uninstall_say_what_is(machine: Machine) -> None:
     assert installed.returncode == 0, installed
     text = machine.unit.read_text()
     assert f'ExecStart="{machine.amends}" recoverd' in text
-    assert f'AMENDS_HOME={machine.folder}/my home' in text and f"AMENDS_ANCHORS={machine.folder}/anchors" in text
+    assert f"AMENDS_HOME={machine.folder}/my home" in text and f"AMENDS_ANCHORS={machine.folder}/anchors" in text
     assert machine.calls.read_text().splitlines()[-3:] == [
         "--user daemon-reload", "--user enable amends.service", "--user restart amends.service",
     ]  # fmt: skip
@@ -124,18 +124,26 @@ mount -t tmpfs tmpfs /run || exit 75
 mkdir -p /run/systemd/system "/run/user/$(id -u)"; chmod 700 "/run/user/$(id -u)"
 export XDG_RUNTIME_DIR=/run/user/$(id -u)
 unset DBUS_SESSION_BUS_ADDRESS
-"$SYSTEMD" --user --log-target=null & MANAGER=$!
+"$SYSTEMD" --user --log-target=null >/dev/null 2>&1 & MANAGER=$!
+end() { systemctl --user stop amends; kill $MANAGER; sleep .2; kill -9 $MANAGER; }  # else it may take minutes
+trap 'end >/dev/null 2>&1' EXIT
 for _ in $(seq 100); do systemctl --user show-environment >/dev/null 2>&1 && break; sleep .05; done
-systemctl --user show-environment >/dev/null 2>&1 || { kill $MANAGER; exit 75; }
+systemctl --user show-environment >/dev/null 2>&1 || exit 75
 pid() { systemctl --user show -p MainPID --value amends; }
-active() { for _ in $(seq 300); do [ "$(systemctl --user is-active amends)" = active ] && [ "$(pid)" != "$1" ] && return 0; sleep .05; done; return 1; }
+active() {
+    for _ in $(seq 300); do
+        [ "$(systemctl --user is-active amends)" = active ] && [ "$(pid)" != "$1" ] && return 0
+        sleep .05
+    done
+    return 1
+}
 python -m amends.cli service install || exit 1
 active 0 || { systemctl --user status amends; exit 2; }
 P=$(pid); kill -9 "$P"; active "$P" || exit 3
 python -m amends.cli service status || exit 4
 P=$(pid); systemctl --user stop amends; [ "$(systemctl --user show -p Result --value amends)" = success ] || exit 5
 python -m amends.cli service uninstall || exit 6
-kill $MANAGER; exit 0
+exit 0
 """
 
 

@@ -1115,7 +1115,7 @@ def test_with_no_space_left_only_outcomes_are_written_until_there_is(
 
     monkeypatch.setattr(log, "_free_reserve", free)
     monkeypatch.setattr(log, "_keep_reserve", lambda: False)
-    big = b'{"args":"' + b"x" * 20_000 + b'"}'
+    big = b'{"args":"' + os.urandom(10_000).hex().encode() + b'"}'  # that does not pack well
     with pytest.raises(DiskFull) as caught:
         log.commit(facts(Draft("step.intended", {"saga": "a", "step": 3}, (big,))))
     assert caught.value.exit == 10 and not (tmp_path / "reserve").exists()
@@ -1140,7 +1140,7 @@ def test_an_outcome_that_meets_the_full_disk_is_written_at_once(
     eventually(lambda: log._parked)
     raw(log, f"pragma max_page_count = {raw(log, 'pragma page_count')[0][0]}")
     monkeypatch.setattr(log, "_free_reserve", lambda: raw(log, "pragma max_page_count = 1000000"))
-    big = b'{"result":"' + b"x" * 20_000 + b'"}'
+    big = b'{"result":"' + os.urandom(10_000).hex().encode() + b'"}'
     (entry,) = log.commit(facts(Draft("step.done", {"saga": "a", "step": 1}, (big,))))
     assert log.record(entry.seq).blob is not None
     healthy(log)

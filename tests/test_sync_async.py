@@ -17,7 +17,7 @@ import pytest
 from world import World, eventually, fold
 
 from amends import COMPENSABLE, REVERSIBLE, AgentKit, SagaAborted, current_saga, saga_scope, tool
-from amends.runtime import drive, pool, scope
+from amends.runtime import drive, pool, reach, scope
 from amends.runtime.drive import Blocking, Looping, NeverStarted, run
 from amends.runtime.pool import Pool
 
@@ -415,3 +415,33 @@ def test_a_forked_child_is_in_no_saga_and_has_a_pool_of_its_own(kit: AgentKit, w
         assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
         saga.execute("hotel", world.book, {"what": "b"}, undo=world.undo, **TOOL)
     assert world.standing == ["a", "b"]
+
+
+@pytest.mark.promise("1.7")
+@pytest.mark.parametrize("scope_kind", ["sync", "async"])
+def test_hung_tools_in_every_thread_do_not_keep_others_from_being_undone(
+    kit: AgentKit, world: World, narrow: Pool, scope_kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reach, "UNDO_TIMEOUT", 1.0)
+    gate = threading.Event()
+
+    def sync() -> None:
+        with saga_scope(kit=kit) as saga:
+            saga.execute("hotel", world.abook, {"what": "a"}, undo=world.undo, **TOOL)
+            hang_all()
+            raise ValueError
+
+    async def on_a_loop() -> None:
+        async with saga_scope(kit=kit) as saga:
+            await saga.execute("hotel", world.abook, {"what": "a"}, undo=world.undo, **TOOL)
+            hang_all()
+            raise ValueError
+
+    def hang_all() -> None:
+        for _ in range(5):  # two hang, three wait behind them
+            narrow.submit(copy_context(), lambda: gate.wait(20))
+
+    with pytest.raises(SagaAborted) as aborted:
+        sync() if scope_kind == "sync" else asyncio.run(on_a_loop())
+    assert aborted.value.report.clean and world.undos == ["a"]
+    gate.set()

@@ -9,6 +9,7 @@ from __future__ import annotations
 import base64
 import json
 import sys
+from binascii import crc32
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -217,6 +218,49 @@ def story(log: Writer, public: bytes) -> None:
     log.add("saga.ended", saga=two, fence=2, out="settled")
 
 
+def parts(public: bytes) -> list[dict[str, Any]]:
+    """A log with one fact that has 34 openings: its first 32 lie beside its last entry."""
+    log, saga = Writer(), b32(sha256(b"parts").digest(), 26)
+    log.add("log.opened", v=1, log=public.hex(), witness="11" * 32, export="22" * 32, noise="33" * 32, install="parts")
+    log.add("saga.opened", saga=saga, fence=1, driver=b32(sha256(b"driver").digest(), 26))
+    openings = [{"at": place} for place in range(34)]
+    log.add("step.done", *openings[32:], saga=saga, part=[1, 2])
+    log.add("step.done", *openings[:32], saga=saga, step=1, fence=1, tool="file.put", sem="reversible", part=[2, 2])
+    return log.entries
+
+
+def large() -> dict[str, Any]:
+    """A value of 300,001 bytes: 150,000 times a character of two bytes cannot be cut at every 65,536."""
+    value = packed("x" + "é" * 150_000).encode()
+    chunks, start = [], 0
+    while start < len(value):
+        end = min(start + 65536, len(value))
+        while end < len(value) and value[end] & 0xC0 == 0x80:
+            end -= 1
+        chunks.append(value[start:end])
+        start = end
+    of = sha256(value).hexdigest()
+    bodies = [packed({"at": at, "chunk": chunk.decode(), "of": of}).encode() for at, chunk in enumerate(chunks)]
+    return {
+        "value": "the string of one x and 150000 times U+00E9",
+        "manifest": packed({"$": "manifest", "size": len(value), "chunks": len(chunks), "sha256": of}),
+        "sizes": [len(chunk) for chunk in chunks],
+        "bodies": [sha256(body).hexdigest() for body in bodies],
+    }
+
+
+def cell() -> dict[str, str]:
+    """A compressed cell, put together by hand: raw block, a block of one byte repeated, raw block (RFC 8878)."""
+    before, after = b'["' + salt("cell").encode() + b'",{"text":"', b'"}]\n'
+    blocks = [(0, len(before), before), (1, 2000, b"a"), (0, len(after), after)]
+    size = len(before) + 2000 + len(after)
+    frame = bytes.fromhex("28b52ffd") + b"\x60" + (size - 256).to_bytes(2, "little")
+    for place, (kind, length, data) in enumerate(blocks):
+        frame += (length << 3 | kind << 1 | (place == 2)).to_bytes(3, "little") + data
+    seal = bytes.fromhex("502a4d1804000000") + crc32(frame).to_bytes(4, "little")
+    return {"plain": (before + b"a" * 2000 + after).decode(), "cell": (frame + seal).hex()}
+
+
 def made() -> dict[str, Any]:
     signer = SigningKey(SEED)
     public = bytes(signer.verify_key)
@@ -248,6 +292,9 @@ def made() -> dict[str, Any]:
             {"old": old, "new": new, "proof": [hash.hex() for hash in consistency(old, log.hashes[:new])]}
             for old, new in ((1, 2), (6, 7), (37, 300), (256, 257), (256, 512), (300, 520))
         ],
+        "parts": parts(public),
+        "large": large(),
+        "cell": cell(),
         "checkpoint": {
             "size": 300,
             "vkey": f"{origin}+{id.hex()}+{base64.b64encode(bytes([1]) + public).decode()}",

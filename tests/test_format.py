@@ -1,0 +1,320 @@
+"""FORMAT.md keeps up with what is written: a tour of the real engine through every kind, held against the page."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import apsw
+import pytest
+from world import eventually, home_kit
+
+from amends import (
+    COMPENSABLE,
+    IRREVERSIBLE,
+    REVERSIBLE,
+    AgentKit,
+    Compensation,
+    Fallback,
+    RetryPolicy,
+    compensator,
+    saga_scope,
+)
+from amends.runtime import unwind
+from amends.runtime.adopted import carry_over
+from amends.runtime.current import CURRENT
+from amends.runtime.daemon import sweep
+from amends.runtime.engine import ResumeConflict
+from amends.runtime.facts import KINDS as RUNTIME_KINDS
+from amends.runtime.openings import raw_fields, whole
+from amends.runtime.scope import SagaAborted
+from amends.runtime.tools import ABSENT, CANNOT_TELL, PRESENT
+from amends.store.clock import SystemClock
+from amends.store.examiner import CODES
+from amends.store.facts import KINDS as LOG_KINDS
+from amends.store.home import Home
+from amends.store.identity import adopt
+
+PAGE = (Path(__file__).parents[1] / "store" / "FORMAT.md").read_text(encoding="utf-8")
+FROZEN = json.loads((Path(__file__).parent / "vectors" / "format.json").read_text(encoding="utf-8"))
+COMMON = {"seq", "prev", "at", "kind", "salt", "c", "saga", "n", "fence", "part"}
+
+
+def rows(section: str) -> Iterator[list[str]]:
+    """The rows of a section's tables whose first cell is a word in code."""
+    for line in PAGE.split(f"\n## {section}")[1].split("\n## ")[0].splitlines():
+        if line.startswith("| `"):
+            yield [cell.strip() for cell in line.split("|")[1:-1]]
+
+
+def keys_on_the_page() -> dict[str, tuple[set[str], set[str], set[str]]]:
+    """Kind -> keys that are written, keys in round brackets (kept for later), fields of openings in square ones."""
+    found = {}
+    for kind, _, cell in rows("6."):
+        told = re.fullmatch(r"([^(\[]*)(?:\(([^)]*)\))?\s*(?:\[([^]]*)\])?", cell.replace("`", ""))
+        assert told, cell
+        found[kind.strip("`")] = tuple(set((words or "").split()) for words in told.groups())
+    return found  # type: ignore[return-value]
+
+
+# ---- the tour --------------------------------------------------------------------------------------------------------
+
+
+class Clock:
+    """The machine's clocks, and a wall that can be set."""
+
+    def __init__(self) -> None:
+        self._true, self.ahead = SystemClock(), 0
+
+    def wall_us(self) -> int:
+        return self._true.wall_us() + self.ahead
+
+    def boot_ms(self) -> int:
+        return self._true.boot_ms()
+
+    def boot_id(self) -> str:
+        return self._true.boot_id()
+
+
+@compensator("tour.cancel")
+def cancel(of: str, idempotency_key: str) -> None:
+    return None
+
+
+@compensator("tour.once")
+def cancel_once(of: str) -> None:
+    raise TimeoutError("no answer")
+
+
+@compensator("tour.broken", idempotent=True)
+def cancel_never(of: str) -> None:
+    raise ValueError("no")
+
+
+def undo(of: str = "x") -> Compensation:
+    return Compensation(handler="tour.cancel", kwargs={"of": of})
+
+
+def aborted(kit: AgentKit, id: str, *steps: dict[str, Any], **options: Any) -> Any:
+    """A saga with these steps that is given up."""
+    with pytest.raises(SagaAborted) as left, saga_scope(id, kit=kit, **options) as made:
+        for step in steps:
+            made.execute("book", step.pop("fn", lambda: {"id": 1}), semantics=COMPENSABLE, **step)
+        raise ValueError("no")
+    return left.value.report
+
+
+def lose() -> None:
+    raise TimeoutError("no answer")
+
+
+def kept(kit: AgentKit) -> None:
+    """Committed sagas: every way to declare a step, one saga inside another, one that goes on as another."""
+    with saga_scope("kept", kit=kit, name="a label", on_crash="resume", on_compensation_failure="continue") as made:
+        made.execute("copy", lambda: 1, semantics=REVERSIBLE, undo=undo(), probe=lambda: PRESENT())
+        made.execute("look", lambda: 1, semantics=REVERSIBLE, undo=Compensation(lambda: None), probe=lambda: PRESENT())
+        made.execute("seek", lambda: _raise(KeyError("no")), semantics=REVERSIBLE, fallback=lambda: 2)
+        made.execute("book", lambda: 1, semantics=COMPENSABLE, undo=undo(), probe=lambda: PRESENT())
+        made.execute("rent", lambda: 1, semantics=COMPENSABLE, compensate=lambda result: undo())
+        made.execute("sure", lose, semantics=COMPENSABLE, undo=undo(), probe=lambda: PRESENT("there"))
+        made.execute("flaky", fails_once(), semantics=COMPENSABLE, undo=undo(),
+                     retry=RetryPolicy(max_retries=3, base_delay=0.0))  # fmt: skip
+        made.execute("either", lambda: _raise(KeyError("no")), semantics=COMPENSABLE,
+                     fallback=Fallback(lambda: 2, undo=undo()))  # fmt: skip
+        with saga_scope("inner", kit=kit) as inner:
+            inner.execute("book", lambda: 1, semantics=COMPENSABLE, undo=undo())
+        made.continue_as_new("kept-2")
+        made.execute("more", lambda: 1, semantics=COMPENSABLE, undo=undo())
+    assert kit.undo("kept-2", by="ada", reason="changed her mind").compensated
+
+
+def fails_once() -> Callable[[], None]:
+    errors = [KeyError("once")]
+    return lambda: _raise(errors.pop()) if errors else None
+
+
+def _raise(error: BaseException) -> Any:
+    raise error
+
+
+def given_up(kit: AgentKit) -> None:
+    """Unwound sagas: what is lost, asked, failing, for a person, or late."""
+    aborted(kit, "plain", {"undo": undo()}, {"fn": lambda: None})
+    with pytest.raises(SagaAborted), saga_scope("lost", kit=kit) as made:
+        made.execute("book", lose, semantics=COMPENSABLE, undo=undo(), settle=0.01)
+    with pytest.raises(SagaAborted), saga_scope("asked", kit=kit) as made:
+        made.execute("book", lose, semantics=COMPENSABLE, settle=0.01, probe=lambda: CANNOT_TELL("who knows"))
+    for handler in ("tour.broken", "tour.once"):
+        aborted(kit, handler, {"undo": Compensation(handler=handler, kwargs={"of": "x"})})
+    [first, *_] = [item for item in kit.inbox() if item["saga"] == "tour.broken"]
+    kit.retry(first["id"], by="ada")
+    for item in kit.inbox():
+        if item["kind"] != "resume":
+            kit.accept(item["id"], by="ada", reason="seen to")
+    with pytest.raises(SagaAborted), saga_scope("odd", kit=kit) as made:
+        made.execute("book", object, semantics=COMPENSABLE, undo=undo())
+    with pytest.raises(SagaAborted), saga_scope("absent", kit=kit) as made:
+        made.execute("book", lambda: _raise(KeyError("no")), semantics=COMPENSABLE, probe=lambda: ABSENT())
+    gate = threading.Event()
+    with pytest.raises(SagaAborted), saga_scope("late", kit=kit) as made:
+        made.execute("book", lambda: gate.wait(20), semantics=COMPENSABLE, timeout=0.05, settle=0.05, undo=undo(),
+                     compensate=lambda result: undo("y"))  # fmt: skip
+    gate.set()
+    eventually(lambda: any(r.entry.kind == "step.carried" and r.entry.scope == "undo/late" for r in kit.log.records()))
+    landing = threading.Event()
+    with pytest.raises(SagaAborted), saga_scope("landing", kit=kit) as made:
+        made.execute("book", lambda: landing.wait(20), semantics=COMPENSABLE, timeout=0.05, settle=0.05,
+                     compensate=lambda result: undo("y"))  # fmt: skip
+    landing.set()
+    eventually(lambda: any(r.entry.kind == "step.landed" and r.entry.handler for r in kit.log.records()))
+
+
+def asked(kit: AgentKit) -> None:
+    """An irreversible step, approved."""
+    done = threading.Event()
+
+    def send() -> None:
+        with saga_scope("sent", kit=kit) as made:
+            made.execute("mail.send", lambda: 1, semantics=IRREVERSIBLE)
+        done.set()
+
+    threading.Thread(target=send, daemon=True).start()
+    eventually(lambda: [item for item in kit.inbox() if item["kind"] == "approval"])
+    [item] = [item for item in kit.inbox() if item["kind"] == "approval"]
+    kit.approve(item["id"], by="ada", note="fine")
+    assert done.wait(10)
+
+
+def child(work: Callable[[], Any]) -> None:
+    """A process that does this and dies."""
+    if (pid := os.fork()) == 0:
+        work()
+        os._exit(8)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 7
+
+
+def died(folder: Path) -> None:
+    """Sagas of processes that died: one resumed with other code, one undone, one with an open question."""
+
+    def work() -> None:
+        kit = home_kit(folder)
+        with saga_scope("resumed", kit=kit, on_crash="resume") as made:
+            made.execute("book", lambda: 1, semantics=COMPENSABLE, undo=undo())
+            outside(lambda: dies_asking(kit))
+
+    def dies_asking(kit: AgentKit) -> None:
+        with saga_scope("asking", kit=kit) as made:
+            made.execute("book", lambda: 1, semantics=COMPENSABLE, undo=undo())
+            threading.Thread(target=lambda: (eventually(kit.inbox), os._exit(7)), daemon=True).start()
+            made.execute("mail.send", lambda: 1, semantics=IRREVERSIBLE)
+
+    child(work)
+    with home_kit(folder) as kit:
+        sweep(kit)
+        with pytest.raises(ResumeConflict), saga_scope("resumed", kit=kit, on_crash="resume") as made:
+            made.execute("other", lambda: 1, semantics=COMPENSABLE)
+
+
+def outside(work: Callable[[], None]) -> None:
+    """On a thread that is in no saga."""
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+
+
+def set_back(folder: Path) -> None:
+    """A home that was copied, used, and put back as it was: a new incarnation goes on."""
+    shutil.copytree(folder / "home", folder / "older")
+    with home_kit(folder) as kit, saga_scope("later", kit=kit) as made:
+        made.execute("book", lambda: 1, semantics=COMPENSABLE)
+    shutil.rmtree(folder / "home")
+    shutil.copytree(folder / "older", folder / "home")
+    adopt(Home(folder / "home"), "ada", "restored from a backup")
+    with AgentKit(home=folder / "home", warn=lambda text: None) as kit:
+        carry_over(kit)
+
+
+class Toured:
+    """Kind -> the keys, and the fields of openings, that its facts were written with."""
+
+    def __init__(self) -> None:
+        self.keys: dict[str, set[str]] = {}
+        self.fields: dict[str, set[str]] = {}
+
+    def take(self, kit: AgentKit) -> None:
+        kit.log.flush()
+        for record in whole(kit.log.records()):
+            entry = json.loads(record.line)
+            self.keys.setdefault(entry["kind"], set()).update(set(entry) - COMMON)
+            self.fields.setdefault(entry["kind"], set()).update(raw_fields(record.blob))
+
+
+@pytest.fixture(scope="module")
+def tour(tmp_path_factory: pytest.TempPathFactory) -> Toured:
+    folder = tmp_path_factory.mktemp("tour")
+    patch = pytest.MonkeyPatch()
+    patch.setattr(unwind, "BACKOFF", 0.001)
+    patch.setenv("AMENDS_ANCHORS", str(folder / "anchors"))
+    toured = Toured()
+    try:
+        for part in (given_up, asked):
+            clock = Clock()
+            with AgentKit.in_memory(clock=clock) as kit:
+                part(kit)
+                clock.ahead = 10_000_000
+                kit.log.commit(lambda state, now: ())
+                toured.take(kit)
+            CURRENT.set(None)
+        with home_kit(folder / "kept") as kit:
+            kept(kit)
+            toured.take(kit)
+        for on_file in (died, set_back):
+            on_file(folder)
+            with home_kit(folder) as kit:
+                toured.take(kit)
+            CURRENT.set(None)
+    finally:
+        patch.undo()
+    return toured
+
+
+# ---- the page --------------------------------------------------------------------------------------------------------
+
+
+def test_every_kind_is_on_the_page_and_no_other() -> None:
+    assert set(keys_on_the_page()) == {*LOG_KINDS, *RUNTIME_KINDS}
+
+
+@pytest.mark.parametrize("kind", [*LOG_KINDS, *RUNTIME_KINDS])
+def test_the_keys_and_fields_of_a_kind_are_those_that_the_engine_writes(tour: Toured, kind: str) -> None:
+    assert kind in tour.keys, "the tour does not meet it"
+    written, _, fields = keys_on_the_page()[kind]
+    assert written == tour.keys[kind] and tour.fields[kind] <= fields
+
+
+def test_keys_kept_for_later_are_in_the_vectors_and_are_not_written(tour: Toured) -> None:
+    frozen: dict[str, set[str]] = {}
+    for told in FROZEN["entries"]:
+        entry = json.loads(told["line"])
+        frozen.setdefault(entry["kind"], set()).update(set(entry) - COMMON)
+    for kind, (written, later, _) in keys_on_the_page().items():
+        assert not later & tour.keys[kind] and later == frozen[kind] - written, kind
+
+
+def test_the_codes_of_verify_are_those_on_the_page() -> None:
+    told = {code.strip("`"): (verdict, meaning) for code, verdict, meaning in rows("8.")}
+    assert told == {code: (verdict, meaning) for code, (verdict, meaning) in CODES.items()}
+
+
+def test_the_tables_on_the_page_are_those_of_the_file(tmp_path: Path) -> None:
+    with home_kit(tmp_path) as kit:
+        path = kit.log.path  # type: ignore[attr-defined]
+    db = apsw.Connection(path)
+    made = {name for (name,) in db.execute("select name from sqlite_schema where type = 'table'")}
+    assert {cells[0].strip("`") for cells in rows("7.") if len(cells) == 2} == made | {"fentry"}
