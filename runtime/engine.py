@@ -26,7 +26,7 @@ from .drive import BLOCKING, Drive, run
 from .facts import body, fact
 from .hosts import recorded_host
 from .inverse import NONE, Inverse, NoInverse, declared_by, derived_by, idempotency_key, takes_nothing, written
-from .openings import served_steps, spread
+from .openings import served_steps
 from .perform import Call, Outcome, ask, perform, says_nothing
 from .pool import SHARED
 from .saga import RUNNING, Saga
@@ -215,17 +215,24 @@ def _chain_of_openings(run: Run | None, state: State) -> list[Draft]:
 
 
 class Early:
-    """A reversible step whose intent nobody waits for: if its outcome comes first, one fact tells both."""
+    """A reversible step whose intent nobody waits for: if its outcome comes first, one fact tells both.
 
-    def __init__(self, run: Run, intent: Draft) -> None:
-        self._decide: Decide = run.facts(intent)
-        self._run = run
+    The intent is put together only if it is written after all; what it holds was encoded when it was handed in.
+    """
+
+    __slots__ = ("_decide", "_intent", "_run", "_sealed", "_lock")
+
+    def __init__(self, run: Run, intent: Callable[[], Draft]) -> None:
+        self._run, self._intent = run, intent
+        self._decide: Decide | None = None
         self._sealed = False
         self._lock = threading.Lock()
 
     def __call__(self, state: State, now: Now) -> Sequence[Draft]:
         with self._lock:
             self._sealed = True
+            if self._decide is None:
+                self._decide = self._run.facts(self._intent())
         return self._decide(state, now)
 
     def replace(self, outcome: Draft) -> bool:
@@ -235,6 +242,11 @@ class Early:
                 return False
             self._decide = self._run.facts(outcome)
             return True
+
+    @property
+    def written(self) -> bool:
+        """Whether the intent is on its way: then its outcome is a fact of its own."""
+        return self._sealed
 
 
 # ---- one step -------------------------------------------------------------------------------------------------------
@@ -313,7 +325,6 @@ def _probe(call: Call) -> bytes:
 
 async def _intend(drive: Drive, run: Run, call: Call, inverse: Inverse) -> Early | None:
     """Announce the effect, as safely as its semantics ask. None if the intent is written."""
-    intent = _intent(call, inverse)
     if inverse.live is not None:
         run.live[run.id, call.number] = inverse.live
     if call.probe is not None:
@@ -324,14 +335,14 @@ async def _intend(drive: Drive, run: Run, call: Call, inverse: Inverse) -> Early
     if SEMANTICS[call.sem].durable or inverse.handler or repeated:
         sync = DURABLE if SEMANTICS[call.sem].durable else FILED
         try:
-            await drive.commit(log, run.facts(intent), sync)
+            await drive.commit(log, run.facts(_intent(call, inverse)), sync)
         except asyncio.CancelledError:
             # The intent may be written, the effect was not started: that is known.
             log.append(_if_step(run, call.number, INTENDED, fact("step.failed", step=call.number, why="not_started")))
             raise
         return None
     _may_start(run)
-    early = Early(run, intent)
+    early = Early(run, lambda: _intent(call, inverse))
     log.append(early)
     return early
 
@@ -486,13 +497,13 @@ async def _done(
         derived = await _derive(drive, run, call, inverse, outcome)
     except AmendsError as error:
         flaw = error
-    draft = _outcome(call, inverse, derived, shown, flaw, outcome)
     if derived.live is not None:
         run.live[run.id, call.number] = derived.live
-    if early is not None and early.replace(_coalesced(call, derived, draft)):
+    if early is not None and not early.written and early.replace(_at_once(call, derived, shown, flaw, outcome)):
         if derived.handler:
             await drive.commit(run.engine.log, lambda state, now: (), FILED)
     else:
+        draft = _outcome(call, inverse, derived, shown, flaw, outcome)
         await _write(drive, run, call, early, outcome, draft, recoverable=bool(derived.handler))
     if flaw is not None:
         raise flaw from flaw.__cause__
@@ -555,28 +566,32 @@ async def _write(
         raise _land(run, call, outcome)
 
 
-def _coalesced(call: Call, inverse: Inverse, outcome: Draft) -> Draft:
+def _at_once(call: Call, inverse: Inverse, shown: bytes, flaw: AmendsError | None, outcome: Outcome) -> Draft:
     """Intent and outcome of a reversible step as one `step.done`."""
-    outcome = Draft(outcome.kind, dict(outcome.fields), outcome.openings, outcome.up)
-    fields = outcome.fields
-    fields["tool"], fields["sem"], fields["key"] = call.tool, call.sem.value, call.key
-    if call.probe is not None:
-        fields["probe"] = 1
-    if call.scope != "do":
-        fields["scope"] = call.scope
-    declared = b""
-    if inverse is not NONE and "inv" not in fields:  # what was declared stands, and is not told yet
-        declared = inverse.payload
-        fields |= {name: value for name, value in (("inv", inverse.inv), ("handler", inverse.handler),
-                                                   ("again", inverse.again)) if value}  # fmt: skip
-    args = body(args=call.args, compensation=declared, identity=encode(call.identity), probe=_probe(call))
-    opening = args[:-1] + b"," + outcome.openings[0][1:] if outcome.openings and len(outcome.openings[0]) > 2 else args
-    outcome.openings = spread((_sorted(opening), *call.apart, *outcome.openings[1:]))
-    return outcome
-
-
-def _sorted(opening: bytes) -> bytes:
-    return body(**{name: bytes(raw) for name, raw in msgspec.json.decode(opening, type=dict[str, msgspec.Raw]).items()})
+    inv, handler, again, payload, _ = inverse if inverse is not NONE else ("", "", "", b"", None)
+    return fact(
+        "step.done",
+        body(
+            args=call.args,
+            compensation=payload,
+            error=encode(str(flaw)) if flaw else b"",
+            identity=encode(call.identity),
+            probe=_probe(call),
+            result=shown,
+        ),
+        *call.apart,
+        step=call.number,
+        tool=call.tool,
+        sem=call.sem.value,
+        inv=inv,
+        handler=handler,
+        key=call.key,
+        again=again,
+        out=outcome.probed,
+        probe=int(call.probe is not None),
+        scope="" if call.scope == "do" else call.scope,
+        why=flaw.code if flaw else "",
+    )
 
 
 # ---- the question before the irreversible ----------------------------------------------------------------------------

@@ -39,15 +39,6 @@ KINDS = {
     "undo.lost": "the answer of its compensation was lost",
 }
 
-UNWINDING = frozenset(
-    kind
-    for kind in KINDS
-    if kind.startswith("undo.") or kind in ("step.done", "step.failed", "step.lost", "step.probed", "step.landed")
-    or kind in ("saga.taken", "saga.released", "saga.suspended", "saga.unwinding", "saga.escalated", "saga.ended")
-)
-"""What is still accepted when the disk is full: outcomes and unwinding, never a new effect."""
-
-
 def fact(kind: str, *openings: bytes, up: bool = False, **header: Any) -> Draft:
     """A draft of one fact. Header keys with an empty value are left out; an opening is a `body`, of any size."""
     kept = tuple([opening for opening in openings if len(opening) > 2])

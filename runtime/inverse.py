@@ -16,7 +16,7 @@ from ..store.errors import BadValue
 from .drive import Drive
 from .hosts import recorded_host
 from .openings import raw_fields
-from .tools import Compensation, Handler, find, is_async, names, parameters, registered, takes_key
+from .tools import Compensation, Handler, find, is_async, names, parameters, registered_as, takes_key
 from .values import VALUE_MAX, decode, encode, is_manifest
 
 Encoder = Callable[..., bytes]
@@ -93,7 +93,7 @@ def written(made: Compensation, inv: str, keys: dict[str, str], known: Callable[
 def _registered(made: Compensation) -> Handler | None:
     if made.handler:
         return find(made.handler)
-    return next((handler for handler in registered().values() if handler.fn is made.fn), None)
+    return registered_as(made.fn) if made.fn is not None else None
 
 
 def _payload(

@@ -37,6 +37,8 @@ SEMANTICS = {
 
 def semantics_of(value: object) -> ActionSemantics:
     """The member for a member or its name in any case. Raises BadValue."""
+    if type(value) is ActionSemantics:
+        return value
     try:
         return ActionSemantics(str(getattr(value, "value", value)).lower())
     except ValueError:

@@ -81,6 +81,11 @@ def find(name: str) -> Handler | None:
     return _HANDLERS.get(name)
 
 
+def registered_as(fn: Callable[..., Any]) -> Handler | None:
+    """The handler that this very function is registered as, the first if there are several."""
+    return next((handler for handler in _HANDLERS.values() if handler.fn is fn), None)
+
+
 def registered() -> dict[str, Handler]:
     """All handlers of this process by name."""
     return dict(_HANDLERS)

@@ -11,6 +11,7 @@ import json
 import os
 import random
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -19,6 +20,7 @@ from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import pytest
 from kill_child import SETTLE
@@ -256,3 +258,13 @@ def test_a_process_that_is_to_die_dies_and_one_that_is_not_lives(
     matrix.recover(most=0)
     matrix.judge()
     assert [e["body"]["saga"] for e in ledger.told("standing") if e["body"]["saga"] in matrix.sagas] == ["home-0"]
+
+
+def test_a_call_whose_caller_dies_in_the_middle_of_asking_is_no_attempt(ledger: Ledger) -> None:
+    """Else the ledger would remember the refusal of half a request under the key of a whole one."""
+    before = len(ledger.told("attempts"))
+    address = urlsplit(ledger.url)
+    with socket.create_connection((address.hostname, address.port)) as line:
+        line.sendall(b"POST /refund HTTP/1.1\r\nHost: x\r\nIdempotency-Key: half\r\nContent-Length: 50\r\n\r\n")
+    time.sleep(0.1)
+    assert len(ledger.told("attempts")) == before
