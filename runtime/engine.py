@@ -206,7 +206,7 @@ def _chain_of_openings(run: Run | None, state: State) -> list[Draft]:
     while run is not None and run.id not in state.sagas:
         if run.opening is None or run.over:
             raise Fenced(f"Saga {run.name} is no longer open.", next="See `amends show`.", code="saga_ended")
-        if run.looked and run.engine.log.size != run.looked and state.past(run.id) is not None:
+        if run.looked and run.engine.log.size != run.looked and state.past(run.id, derived=True) is not None:
             run.over = True
             raise Fenced(f"Another run of saga {run.name} was faster.", next="Run it again.", code="saga_ended")
         drafts.insert(0, run.opening)

@@ -38,7 +38,9 @@ def resolve(kit: AgentKit, name: str) -> Saga:
     state = kit.engine.state
     newest: Saga | None = None
     generation = 0
-    while (found := state.past(kit.engine.hide(name if not generation else f"{name}\0{generation}"))) is not None:
+    while (found := state.past(
+        kit.engine.hide(name if not generation else f"{name}\0{generation}"), derived=True
+    )) is not None:
         newest, generation = found, generation + 1
     if newest is not None:
         return newest
@@ -126,7 +128,7 @@ async def undo_committed(
         raise Refused(
             f"Nothing of saga {name} is left to undo.", next=f"Run `amends show {name}`.", code="nothing_to_undo"
         )
-    new = _random_id()
+    new = kit.engine.hide(f"{saga.id}\0undo\0{len(later)}")
     opening = body(by=encode(person), reason=encode(reason))
     drafts = [
         fact("saga.opened", opening, saga=new, fence=1, driver=kit.engine.driver, of=saga.id, up=True),
@@ -135,7 +137,7 @@ async def undo_committed(
     ]
     if dry_run:
         return planned(kit, drafts, new)
-    await drive.commit(kit.log, lambda state, now: _first(state, saga, drafts))
+    await drive.commit(kit.log, lambda state, now: _first(state, new, drafts))
     kit.engine.runs[new] = None  # type: ignore[assignment]
     try:
         return await unwind(drive, kit.engine, new, kit.reach())
@@ -143,8 +145,9 @@ async def undo_committed(
         kit.engine.runs.pop(new, None)
 
 
-def _first(state: State, saga: Saga, drafts: Sequence[Draft]) -> Sequence[Draft]:
-    if any(other.of == saga.id for other in state.sagas.values()):
+def _first(state: State, new: str, drafts: Sequence[Draft]) -> Sequence[Draft]:
+    """The n-th follow-up of a saga has one id, whoever opens it: of two who undo the same thing one is told."""
+    if state.past(new, derived=True) is not None:
         raise Refused("Somebody is undoing this saga now.", next="Run `amends ps`.", code="saga_busy")
     return drafts
 

@@ -257,7 +257,7 @@ def _latest(engine: Engine, name: str) -> tuple[Saga | None, str, str]:
     newest: Saga | None = None
     for generation in range(1 << 16):
         header = engine.hide(name if generation == 0 else f"{name}\0{generation}")
-        found = engine.state.past(header)
+        found = engine.state.past(header, derived=True)
         if found is None:
             return newest, header, header
         newest = found
@@ -273,11 +273,11 @@ def _fresh(plan: Plan, engine: Engine, header: str, parent: Run | None, of: str)
         "saga.opened",
         body(
             name=encode(plan.id) if plan.id is not None else b"",
-            label=encode(plan.name) if plan.name else b"",
+            label=encode(plan.name or "saga") if plan.name or parent else b"",
             by=encode(plan.restart) if of and plan.restart else b"",
             reason=encode(plan.reason) if of and plan.reason else b"",
         )
-        if plan.id is not None or plan.name
+        if plan.id is not None or plan.name or parent
         else b"",
         saga=header,
         fence=1,

@@ -69,11 +69,12 @@ class State:
         # A snapshot: another thread's commit may fold a new saga in while the caller looks.
         return (saga for saga in list(self.sagas.values()) if not (saga.parent and saga.parent in self.sagas))
 
-    def past(self, name: str) -> Saga | None:
-        """A saga by header id, open or ended; None if this device never had it."""
+    def past(self, name: str, *, derived: bool = False) -> Saga | None:
+        """A saga by header id, open or ended; None if this device never had it. derived: the id was made from a name,
+        and whoever opened such a saga wrote that name beside it, so an index knows it."""
         found = self.sagas.get(name)
         if found is None and self.archive is not None:
-            found = replay(record.entry for record in self.archive.thread(name))
+            found = replay(record.entry for record in self.archive.thread(name, named=derived))
         return found
 
     def dump(self) -> bytes:

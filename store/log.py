@@ -90,8 +90,9 @@ class Log(Protocol):
     def record(self, seq: int) -> Record:
         """One entry. Raises NotFound."""
 
-    def thread(self, saga: str) -> list[Record]:
-        """Every entry of a saga in order, open or ended; empty if unknown."""
+    def thread(self, saga: str, *, named: bool = False) -> list[Record]:
+        """Every entry of a saga in order, open or ended; empty if unknown. named: only if its first entry has an
+        opening, which an index answers; for others that have ended, every saga ever begun may have to be looked at."""
 
     def sagas(self, *, open_only: bool = False, before: int | None = None, limit: int | None = None) -> list[SagaRow]:
         """Sagas, newest first; `before` is the `first` of the last row of the page before."""
@@ -223,7 +224,7 @@ class MemoryLog:
             return record
         raise NotFound(f"There is no record {seq}.")
 
-    def thread(self, saga: str) -> list[Record]:
+    def thread(self, saga: str, *, named: bool = False) -> list[Record]:
         with self._lock:
             rows = [self._rows[seq - self._base] for seq in self._seqs.get(saga, ())]
         return [Record(row.entry, row.line, row.blob) for row in rows]
@@ -282,8 +283,8 @@ class Overlay(MemoryLog):
             yield from self._under.records(start, self._base if stop is None else min(stop, self._base))
         yield from super().records(max(start, self._base), stop)
 
-    def thread(self, saga: str) -> list[Record]:
-        under = [record for record in self._under.thread(saga) if record.entry.seq < self._base]
+    def thread(self, saga: str, *, named: bool = False) -> list[Record]:
+        under = [record for record in self._under.thread(saga, named=named) if record.entry.seq < self._base]
         return under + super().thread(saga)
 
     def _saga_rows(self) -> list[SagaRow]:

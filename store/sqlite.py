@@ -1405,18 +1405,18 @@ class SqliteLog:
             return record
         raise NotFound(f"There is no record {seq}.")
 
-    def thread(self, saga: str) -> list[Record]:
+    def thread(self, saga: str, *, named: bool = False) -> list[Record]:
         inside: bool = self._lock._is_owned()  # type: ignore[attr-defined]
         if not inside:
             self.refresh()
         for _ in range(1000):
-            found = self._walk(saga, inside)
+            found = self._walk(saga, inside, named)
             if found is not None:
                 return found
             sleep(0.0005)  # a commit of another thread came in between
         raise TheyErred(f"The records of {saga} could not be read while others kept writing.", code="busy")
 
-    def _walk(self, saga: str, inside: bool) -> list[Record] | None:
+    def _walk(self, saga: str, inside: bool, named: bool) -> list[Record] | None:
         """From the saga's newest entry back. Outside a decision, what is being committed is not there yet."""
         chain, size = self._chain, self._size
         own = [row for row in chain.rows if row.entry.saga == saga and row.entry.seq >= size]
@@ -1428,7 +1428,7 @@ class SqliteLog:
         elif thread is not None:
             seq = thread.head
         else:
-            seq = self._ended_head(saga, chain.size if inside else size)
+            seq = self._ended_head(saga, chain.size if inside else size, named)
         while seq >= 0:
             found = self._rows("select line, back, open from entry where seq = ?", (seq,))
             if not found:
@@ -1437,8 +1437,8 @@ class SqliteLog:
             rows.append(Record(read(line), line, _plain(blob)))
         return rows[::-1]
 
-    def _ended_head(self, saga: str, size: int) -> int:
-        for named in (1, 0):  # names have an index; other ids are random, and an index over those would cost every saga
+    def _ended_head(self, saga: str, size: int, named_only: bool) -> int:
+        for named in (1,) if named_only else (1, 0):  # names have an index; other ids are random, and an index over those would cost every saga
             sql = f"select head from saga where saga = ? and named = {named} and open = 0 and head < ?"
             for (head,) in self._rows(sql + " order by first desc limit 1", (saga, size)):
                 return int(head)

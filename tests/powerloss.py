@@ -66,7 +66,7 @@ def _apply(into: bytearray, change: tuple[int, bytes | None]) -> None:
 
 
 class Disk:
-    """A folder on a disk of its own. `calls` counts what SQLite asked of it; `fired` what went wrong because we said."""
+    """A folder on a disk of its own. `calls` counts what SQLite asked of it; `fired` tells what we made go wrong."""
 
     def __init__(self, folder: Path | str, seed: int = 0) -> None:
         self.folder = os.path.realpath(folder)

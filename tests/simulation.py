@@ -40,7 +40,7 @@ from amends.runtime.tools import ABSENT, ALREADY_DONE, CANNOT_TELL, PRESENT, Com
 from amends.runtime.unwind import take, unwind
 from amends.runtime.values import decode
 from amends.store.errors import AmendsError, Fenced
-from amends.store.log import DURABLE, FILED, MemoryLog
+from amends.store.log import DURABLE, MemoryLog
 from amends.store.sqlite import SqliteLog
 
 SETTLE = 2.0
@@ -97,7 +97,9 @@ class Attempt(NamedTuple):
 
 
 class World:
-    """The far side: what stands, and every call that reached it. It honours idempotency keys: one effect each, and none on its way once the key was refused."""
+    """The far side: what stands, and every call that reached it.
+
+    It honours idempotency keys: one effect each, and nothing on its way lands once the key was refused."""
 
     def __init__(self, clock: Clock, scenario: Scenario) -> None:
         self.clock, self.scenario = clock, scenario

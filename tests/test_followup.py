@@ -187,3 +187,28 @@ def test_an_irreversible_step_is_never_taken_back_later(kit: AgentKit, world: Wo
         saga.execute("mail.send", world.book, {"what": "a"}, semantics=IRREVERSIBLE)
     assert not kit.undo("mail", by="ann", reason="x").clean and world.standing == ["a"]
     assert [item["kind"] for item in kit.inbox()] == ["irreversible"]
+
+
+@pytest.mark.promise("1.20")
+def test_of_two_who_undo_the_same_saga_at_once_one_is_told(tmp_path) -> None:
+    """Both have looked before either has written; the plan of the second is refused inside the transaction."""
+    calls: list[str] = []
+    compensator("race.refund")(lambda: calls.append("refund"))
+    with AgentKit(home=tmp_path / "home") as kit:
+        with saga_scope("order", kit=kit) as saga:
+            saga.execute("pay", lambda: "p", {}, semantics="compensable",
+                         undo=Compensation(handler="race.refund"))  # fmt: skip
+        kept = kit.log.commit
+        planned: list[Any] = []
+
+        def both_have_looked(decide: Any, sync: int = 2) -> Any:
+            if not planned:  # the first commit of the first undo: the second one plans and runs now
+                planned.append(decide)
+                kit.undo("order", by="Bea", reason="second")
+            return kept(decide, sync)
+
+        kit.log.commit = both_have_looked
+        with pytest.raises(Refused) as refused:
+            kit.undo("order", by="Ada", reason="first")
+        assert refused.value.code == "saga_busy" and planned
+    assert calls == ["refund"]

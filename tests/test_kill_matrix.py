@@ -77,7 +77,8 @@ class Mortals:
         assert code in (0, KILLED), f"{job} ended with {code}: {self.errors.read_text()[-3000:]}"
         if code == KILLED:
             kill = job["kill"]
-            self.kills[f"{job['role']}: {kill['when']} {'commit' if 'commit' in kill else kill['call'].split()[0]}"] += 1
+            what = "commit" if "commit" in kill else kill["call"].split()[0]
+            self.kills[f"{job['role']}: {kill['when']} {what}"] += 1
         return code
 
     def close(self) -> None:
@@ -139,10 +140,10 @@ class Matrix:
         """Recoveries that die at one moment each; after `most` of them, one that does not."""
         things = [f"undo t{i + 1}" for i in range(5)]
         for _ in range(most):
-            kill: dict[str, Any] = {"commit": self.random.randint(1, 7), "when": self.random.choice(("before", "after"))}
+            pick = self.random.choice
+            kill: dict[str, Any] = {"commit": self.random.randint(1, 7), "when": pick(("before", "after"))}
             if self.random.random() < 0.4:
-                kill = {"call": self.random.choice(things), "when": self.random.choice(("before", "sent", "answered")),
-                        "late": self.random.random() < 0.5}  # fmt: skip
+                kill = {"call": pick(things), "when": pick(("before", "sent", "answered")), "late": pick((True, False))}
             if self.mortals.run(role="recover", home=self.home, kill=kill) != KILLED:
                 break
         assert self.mortals.run(role="recover", home=self.home, kill={}, hosted=hosted) == 0

@@ -1,4 +1,4 @@
-"""A box without a clock wakes up in 1970, and is told the time later: what it did stays in order, and nothing is late."""
+"""A box without a clock wakes in 1970 and is told the time later: what it did stays in order, and nothing is late."""
 
 from __future__ import annotations
 

@@ -77,12 +77,13 @@ class Life:
         """Two commits whose facts belong together, and one nobody waits for."""
         begun = self.commit(
             fact("saga.opened", saga=name, fence=1, driver="d", up=True),
-            fact("step.intended", b'{"args":{"v":%b}}' % value, saga=name, step=1, fence=1, tool="t", sem="compensable"),
+            fact("step.intended", b'{"args":{"v":%b}}' % value, saga=name, step=1, fence=1, tool="t", sem="reversible"),
         )
         if begun:
             self.log.append(lambda state, now: [fact("step.attempted", saga=name, step=1, fence=1, attempt=2)])
             self.commit(fact("step.done", saga=name, step=1, fence=1), sync=FILED)
-            self.commit(fact("saga.ended", saga=name, fence=1, out="committed"), sync=FILED if name == "a2" else DURABLE)
+            last = FILED if name == "a2" else DURABLE
+            self.commit(fact("saga.ended", saga=name, fence=1, out="committed"), sync=last)
 
     def commit(self, *drafts: Any, sync: int = DURABLE) -> bool:
         try:
