@@ -38,9 +38,8 @@ def init(adopted: bool, by: str, reason: str, i_know: bool) -> None:
     with acting() as kit:
         document = {
             "home": str(found.path), "origin": kit.log.origin, "created": not before, "adopted": adopted,
-            "left": carry_over(kit), "records": kit.log.size,
+            "left": (left := carry_over(kit)), "records": kit.log.size,
         }  # fmt: skip
-    left = document["left"]
     if ui.session().as_json:
         return ui.emit(document)
     if adopted:

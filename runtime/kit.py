@@ -64,7 +64,7 @@ class AgentKit:
         self.name = name
         self.home: Home | None = Home(Home.find(home))
         log = open_log(self.home, State(), warn=warn)
-        identity = log.identity
+        identity: Any = log.identity  # the log's port names what a log needs of it; a device has more
         self._hold(log, identity.hide, identity.fingerprint, _configured(self.home))
         self.dead = _dead_sagas(self)
         if recover and self.dead:
@@ -181,7 +181,9 @@ class AgentKit:
 
         return saga_scope(id, kit=self, **options)
 
-    def undo(self, saga: str, *, by: str, reason: str, step: int | None = None, dry_run: bool = False) -> RollbackReport:
+    def undo(
+        self, saga: str, *, by: str, reason: str, step: int | None = None, dry_run: bool = False
+    ) -> RollbackReport:
         """Undo a committed saga later, as a follow-up saga. dry_run tells what would run and changes nothing."""
         from .followup import undo_committed
 

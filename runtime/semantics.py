@@ -6,13 +6,13 @@ a named person decides before it happens.
 
 from __future__ import annotations
 
-from enum import Enum
+from enum import StrEnum
 from typing import NamedTuple
 
 from ..store.errors import BadValue
 
 
-class ActionSemantics(str, Enum):
+class ActionSemantics(StrEnum):
     REVERSIBLE = "reversible"
     COMPENSABLE = "compensable"
     IRREVERSIBLE = "irreversible"

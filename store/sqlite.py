@@ -1319,6 +1319,8 @@ class SqliteLog:
     def _touch(self, signed: Head) -> None:
         """Write a signature again, so that this commit brings it to the disk: only then may it be anchored."""
         assert self._db is not None
+        # Not with one statement: SQLite leaves a page alone whose content stays the same, and then flushes nothing.
+        self._db.run(_SIGN, (None, signed.size - 1))
         self._db.run(_SIGN, (signed.root + signed.signature, signed.size - 1))
 
     def _write_memo(self) -> None:
@@ -1438,7 +1440,8 @@ class SqliteLog:
         return rows[::-1]
 
     def _ended_head(self, saga: str, size: int, named_only: bool) -> int:
-        for named in (1,) if named_only else (1, 0):  # names have an index; other ids are random, and an index over those would cost every saga
+        # Names have an index; other ids are random, and an index over those would cost every saga.
+        for named in (1,) if named_only else (1, 0):
             sql = f"select head from saga where saga = ? and named = {named} and open = 0 and head < ?"
             for (head,) in self._rows(sql + " order by first desc limit 1", (saga, size)):
                 return int(head)

@@ -121,7 +121,6 @@ class LogContract:
         assert len(entry.c) == 2 and record.blob.count(b"\n") == 2
         assert log.record(0).blob is None
 
-    @pytest.mark.promise("2.1")
     @pytest.mark.promise("1.18")
     def test_a_fact_in_parts_is_one_fact_and_all_of_it_is_read_again(self, log: Any) -> None:
         bodies = tuple(b'{"at":%d,"text":"%s"}' % (n, b"pack my box " * 50) for n in range(70))
@@ -250,7 +249,6 @@ class LogContract:
             log.commit(greedy)
         assert kinds(log)[-1] == "saga.opened"
 
-    @pytest.mark.promise("2.1")
     def test_check_and_debit_cannot_come_apart_between_threads(self, log: Any) -> None:
         log.commit(facts(opened("a")))
         refused = []

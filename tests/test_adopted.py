@@ -5,6 +5,7 @@ import shutil
 from pathlib import Path
 
 import pytest
+
 from amends.runtime.adopted import carry_over
 from amends.runtime.kit import AgentKit
 from amends.runtime.scope import saga_scope

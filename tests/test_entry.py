@@ -421,7 +421,6 @@ def test_what_json_readers_agree_on_is_read_in_openings_without_blanks() -> None
 # ---- salts ----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.promise("6.3")
 def test_no_salt_is_drawn_twice_and_each_has_132_bits() -> None:
     salts = Salts()
     drawn = [salts.take() for _ in range(1000)]

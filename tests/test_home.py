@@ -144,7 +144,6 @@ def test_a_torn_mount_table_is_read_as_far_as_it_goes():
     assert mount_of("/x", "rubbish\n1 2 3 / / rw - ext4 x rw\n9 9") == ("/", "ext4")
 
 
-@pytest.mark.promise("14.1")
 @pytest.mark.parametrize(
     ("folder", "mark", "service"),
     [

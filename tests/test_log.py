@@ -108,7 +108,7 @@ class StepClock:
         return self.name
 
 
-@pytest.mark.promise("2.4")
+@pytest.mark.promise("1.8")
 def test_lived_time_is_the_smaller_of_wall_and_boot_clock_and_never_goes_back() -> None:
     clock = StepClock()
     log = MemoryLog(Ledger(), clock=clock)
@@ -131,7 +131,7 @@ def test_lived_time_is_the_smaller_of_wall_and_boot_clock_and_never_goes_back() 
     assert kinds(log).count("clock.stepped") == 3
 
 
-@pytest.mark.promise("2.4")
+@pytest.mark.promise("1.8")
 def test_the_boot_clock_alone_does_not_make_lived_time_run_ahead() -> None:
     clock = StepClock()
     log = MemoryLog(Ledger(), clock=clock)

@@ -19,14 +19,17 @@ from amends import (
     PRESENT,
     REVERSIBLE,
     AgentKit,
+    Compensation,
     Fallback,
     Refused,
     ResumeConflict,
+    RetryPolicy,
     SagaAborted,
     saga,
     saga_scope,
 )
-from amends.runtime import scope
+from amends.runtime import scope, unwind
+from amends.runtime.inverse import idempotency_key
 from amends.store.errors import BadValue
 
 
@@ -360,25 +363,40 @@ def test_a_step_that_failed_may_be_called_again_by_its_key(kit: AgentKit, world:
 
 
 @pytest.mark.promise("1.10")
-def test_the_key_follows_from_saga_step_and_direction_and_never_from_the_attempt(world: World) -> None:
-    seen: dict[str, list[str]] = {"do": [], "undo": []}
+def test_the_key_follows_from_saga_step_and_direction_and_never_from_the_attempt(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(unwind, "BACKOFF", 0.001)
+    seen: dict[str, list[str]] = {"do": [], "undo": [], "open": []}
 
     def forward(what: str, idempotency_key: str) -> Any:
         seen["do"].append(idempotency_key)
+        if len(seen["do"]) < 3:
+            raise ConnectionError("once more")
         return world.act(what, idempotency_key)
 
-    def undo(what: str, idempotency_key: str) -> Any:
-        assert idempotency_key == seen["do"][-1] or not seen["do"]
-        return None
+    def back(what: str, idempotency_key: str) -> None:
+        seen["undo"].append(idempotency_key)
+        if len(seen["undo"]) < 3:
+            raise ConnectionError("once more")
 
+    retry = RetryPolicy(2, base_delay=0.0)
     kit = AgentKit.in_memory()
-    with saga_scope("trip", kit=kit) as handle:
+    with pytest.raises(SagaAborted), saga_scope("trip", kit=kit) as handle:
         for what in "ab":
-            handle.execute("hotel", forward, {"what": what}, semantics=COMPENSABLE)
+            inverse = Compensation(back, {"what": what})
+            handle.execute("hotel", forward, {"what": what}, semantics=COMPENSABLE, undo=inverse, retry=retry)
         handle.execute("hotel", forward, {"what": "c", "idempotency_key": "mine"}, semantics=COMPENSABLE)
-        handle.execute("bar", lambda **kwargs: seen["undo"].append(str(kwargs)), {"x": 1}, semantics=COMPENSABLE)
-    assert len(set(seen["do"])) == 3 and seen["do"][2] == "mine", "a value of the caller's own is kept"
-    assert seen["undo"] == ["{'x': 1}"], "it is not pushed through **kwargs"
+        handle.execute("bar", lambda **kwargs: seen["open"].append(str(kwargs)), {"x": 1}, semantics=COMPENSABLE)
+        raise ValueError
+
+    def key(step: str, scope: str) -> str:
+        return idempotency_key(handle.header_id, "hotel", step, scope)
+
+    assert seen["do"] == [key("1", "do")] * 3 + [key("2", "do"), "mine"], "a value of the caller's own is kept"
+    assert seen["undo"] == [key("2", "undo")] * 3 + [key("1", "undo")]
+    assert len({*seen["do"], *seen["undo"]}) == 5, "doing and undoing, and each step, have keys of their own"
+    assert seen["open"] == ["{'x': 1}"], "it is not pushed through **kwargs"
 
 
 # ---- one at a time ---------------------------------------------------------------------------------------------------

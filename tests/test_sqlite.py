@@ -555,7 +555,6 @@ def _used_and_let_go(path: Path) -> threading.Thread:
 # ---- several processes ----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.promise("2.1")
 def test_eight_processes_that_write_at_once_lose_nothing_and_overdraw_nothing(tmp_path: Path) -> None:
     make(tmp_path).close()
     body = """
