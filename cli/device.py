@@ -10,6 +10,8 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+import click
+
 from ..runtime.handlers_file import load
 from ..runtime.hosts import Hosts, imported
 from ..runtime.kit import AgentKit
@@ -18,6 +20,11 @@ from ..store.errors import YouErred
 from ..store.home import Home
 from ..store.identity import open_log
 from . import ui
+
+imports_option = click.option(
+    "--import", "imports", multiple=True, metavar="MODULE|FILE",
+    help="Handlers, in a process of their own; looked at before handlers.toml and what is recorded. Repeatable.",
+)  # fmt: skip
 
 
 def home() -> Home:
@@ -50,6 +57,11 @@ class Looking(AgentKit):
         return self._memory_driver
 
 
+def hosts(home: Home, imports: Sequence[str] = ()) -> Hosts:
+    """Where this invocation finds handlers: `imports`, then the home's handlers.toml. Raises BadHandlersFile."""
+    return Hosts([imported(imports)] if imports else [], load(home.handlers).specs)
+
+
 @contextmanager
 def looking() -> Iterator[Looking]:
     """The device's log, to look at."""
@@ -67,7 +79,7 @@ def acting(imports: Sequence[str] = ()) -> Iterator[AgentKit]:
     kit = AgentKit("amends", home=found.path, warn=ui.warn)
     try:
         if imports:
-            kit.hosts = Hosts([imported(imports)], load(found.handlers).specs)
+            kit.hosts = hosts(found, imports)
         yield kit
     finally:
         kit.close()

@@ -22,7 +22,6 @@ import click
 import msgspec
 
 from ..runtime.due import unwinding_order
-from ..runtime.handlers_file import load
 from ..runtime.hosts import Hosts
 from ..runtime.inverse import read
 from ..runtime.openings import blob_at, raw_fields, whole
@@ -36,6 +35,7 @@ from ..store.keys import Identity
 from ..store.sqlite import engine_version
 from . import ui
 from .device import Looking, existing, home
+from .device import hosts as hosts_of
 from .service_units import Daemon, unit
 
 SCANNED = 20_000
@@ -163,7 +163,7 @@ def _place(patient: Patient) -> Iterator[Said]:
     except AmendsError as error:
         yield Said("bad", error.message, error.next)
         return
-    said = [text for text in home.warnings]
+    said = list(home.warnings)
     home.warnings.clear()
     yield Said("warn" if said else "ok", "; ".join(said) or f"file system {type or 'unknown'}")
     if sys.platform != "linux":
@@ -265,7 +265,7 @@ def _handlers(patient: Patient) -> Iterator[Said]:
     if kit is None:
         return
     try:
-        hosts = Hosts(configured=load(patient.home.handlers).specs)
+        hosts = hosts_of(patient.home)
     except AmendsError as error:
         yield Said("bad", error.message, error.next)
         return
@@ -374,7 +374,7 @@ CHECKS: dict[str, Callable[[Patient], Iterator[Said]]] = {
 def _hosts(patient: Patient) -> Iterator[Said]:
     """Start every host of handlers.toml, and those that pending compensations recorded."""
     try:
-        hosts = Hosts(configured=load(patient.home.handlers).specs)
+        hosts = hosts_of(patient.home)
     except AmendsError:
         return  # `handlers` has said it
     try:

@@ -18,16 +18,15 @@ from typing import Any
 
 import click
 
-from ..runtime.daemon import Swept, Watch, sweep
-from ..runtime.handlers_file import load
-from ..runtime.hosts import Hosts, environment, imported
+from ..runtime.daemon import LIVE, Swept, Watch, sweep
+from ..runtime.hosts import environment
 from ..runtime.kit import AgentKit
 from ..runtime.state import State
 from ..store.errors import AmendsError
 from ..store.home import Home
 from ..store.identity import open_log
 from . import ui
-from .device import home, looking
+from .device import home, hosts, imports_option, looking
 from .notify import ALIVE, READY, STOPPING, notify, watchdog_period
 
 FIRST_S = 10.0
@@ -49,22 +48,16 @@ class Recovering(AgentKit):
 
     def __init__(self, home: Home, imports: Sequence[str] = (), warn: Callable[[str], None] = ui.warn) -> None:
         self.name, self.home, self.dead = "recoverd", home, []
-        hosts = Hosts([imported(imports)] if imports else [], load(home.handlers).specs)
+        found = hosts(home, imports)
         log = open_log(home, State(), warn=warn)
         identity: Any = log.identity
-        self._hold(log, identity.hide, identity.fingerprint, hosts)
-
-
-_imports = click.option(
-    "--import", "imports", multiple=True, metavar="MODULE|FILE",
-    help="Handlers, in a process of their own; looked at before handlers.toml and what is recorded. Repeatable.",
-)  # fmt: skip
+        self._hold(log, identity.hide, identity.fingerprint, found)
 
 
 @click.command(cls=ui.Verb)
 @click.option("--once", is_flag=True, help="Undo everything that is due now, settle waits included, and end.")
 @click.option("--dry-run", is_flag=True, help="Tell what --once would do, and change nothing.")
-@_imports
+@imports_option
 def recoverd(once: bool, dry_run: bool, imports: tuple[str, ...]) -> int:
     """Undo what dead agents left. Without --once: wait for the next death, and undo it at once.
 
@@ -198,7 +191,7 @@ def _on_signal(act: Callable[[], None], *numbers: int) -> Iterator[dict[int, flo
 
 
 @click.command(cls=ui.Verb, context_settings={"allow_interspersed_args": False})
-@_imports
+@imports_option
 @click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED, metavar="-- CMD...")
 def run(imports: tuple[str, ...], command: tuple[str, ...]) -> int:
     """Run an agent with this home; if it dies, undo at once what it left.
@@ -238,8 +231,8 @@ def _recover(kit: AgentKit, stop: threading.Event) -> None:
     except AmendsError as error:
         ui.warn(str(error))
         return
-    held = [one for one in swept.skipped if not one["reason"].startswith("held")]
-    for line in _lines(swept._replace(skipped=held)):
+    waiting = [one for one in swept.skipped if one["reason"] != LIVE]  # that others live is no news to this agent
+    for line in _lines(swept._replace(skipped=waiting)):
         ui.warn(line)
 
 

@@ -13,6 +13,7 @@ from typing import Any
 
 import click
 
+from ..runtime.daemon import name_of
 from ..runtime.followup import resolve
 from ..runtime.inbox import Item, commands, item_id, items, queue
 from ..runtime.kit import AgentKit
@@ -22,7 +23,7 @@ from ..runtime.saga import Saga
 from ..store.errors import AmendsError, NotFound, Refused
 from ..store.log import Record
 from . import telling, ui
-from .device import acting, looking
+from .device import acting, imports_option, looking
 from .story import StepStory, Stories, Story, text_of
 
 NOTHING, SOMETHING = 0, 1
@@ -43,10 +44,6 @@ def _sagas(context: click.Context, parameter: click.Parameter, incomplete: str) 
 
 saga_argument = click.argument("saga", shell_complete=_sagas)
 by_option = click.option("--by", metavar="NAME", required=True, help="Who decides.")
-imports_option = click.option(
-    "--import", "imports", multiple=True, metavar="MODULE|FILE",
-    help="Where handlers are, for this invocation. May be given again.",
-)  # fmt: skip
 
 
 # ---- looking --------------------------------------------------------------------------------------------------------
@@ -161,7 +158,7 @@ def _stands(kit: AgentKit, story: Story) -> None:
 
 
 def _items_of(kit: AgentKit, story: Story) -> list[Item]:
-    family = {thread.saga.id for thread in (story.root, *story.inner, *story.later)}
+    family = {thread.saga.id for thread in story.threads}
     return [item for item in queue(kit) if item.saga.id in family]
 
 
@@ -175,7 +172,7 @@ def _items_of(kit: AgentKit, story: Story) -> list[Item]:
 def log(saga: str | None, follow: bool, since: int) -> None:
     """Print the records, oldest first; with --json one object a line, each with its openings."""
     with looking() as kit:
-        only = {thread.saga.id for thread in _family(kit, saga)} if saga else None
+        only = {thread.saga.id for thread in Stories(kit).of(resolve(kit, saga)).threads} if saga else None
         size = since
         while True:
             for record in kit.log.records(size):
@@ -188,11 +185,6 @@ def log(saga: str | None, follow: bool, since: int) -> None:
                 return
             while not kit.log.wait(size, 1.0):
                 continue
-
-
-def _family(kit: AgentKit, saga: str) -> list[Any]:
-    story = Stories(kit).of(resolve(kit, saga))
-    return [story.root, *story.inner, *story.later]
 
 
 def _print(record: Record) -> None:
@@ -251,7 +243,7 @@ def _item(kit: AgentKit, name: str, kinds: str) -> str:
         story = Stories(kit).of(resolve(kit, name))
     except NotFound:
         raise NotFound(f"There is no item and no saga {name!r}.", next="`amends inbox` lists what needs you.") from None
-    family = {thread.saga.id for thread in (story.root, *story.inner, *story.later)}
+    family = {thread.saga.id for thread in story.threads}
     found = [item for item in fits if item.saga.id in family]
     if len(found) == 1 or (found and kinds == "retry"):
         return found[0].id
@@ -400,7 +392,4 @@ def _stands_why(family: list[Saga], view: StepView) -> str:
 def _named(kit: AgentKit, report: RollbackReport) -> str:
     """The id the user gave to the saga that a report is about, or that it undoes."""
     first = report.sagas[0]
-    header = first.of or first.id
-    records = kit.log.thread(header)
-    name = text_of(raw_fields(records[0].blob).get("name")) if records else ""
-    return name or header
+    return name_of(kit, first.of or first.id)

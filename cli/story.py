@@ -151,6 +151,11 @@ class Story:
         return self.root.saga
 
     @property
+    def threads(self) -> list[Thread]:
+        """The sagas whose fate it tells: itself, those inside it and what followed its end."""
+        return [self.root, *self.inner, *self.later]
+
+    @property
     def id(self) -> str:
         """The id the user gave; the header id where there is none."""
         return self.root.name or self.saga.id

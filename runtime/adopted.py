@@ -7,7 +7,6 @@ already. So nothing is undone by itself: each effect that stands is carried over
 
 from __future__ import annotations
 
-import base64
 import os
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
@@ -16,6 +15,7 @@ from ..store.chain import Chain, Draft
 from ..store.entry import parse
 from ..store.errors import Malformed, NotFound
 from ..store.evidence import Evidence
+from ..store.home import new_id
 from ..store.log import Record
 from ..store.squeeze import unshut
 from .carry import carry, completed
@@ -83,7 +83,7 @@ def _followup(old: Old, kit: AgentKit, root: Saga) -> Sequence[Draft]:
     pairs = [(saga, step) for saga in old.state.family(root) for step in saga.steps.values() if step.state in STANDS]
     if not pairs:
         return ()
-    new = base64.b32encode(os.urandom(17)).decode().lower()[:26]
+    new = new_id()
     drafts = [fact("saga.opened", _named(old, root), saga=new, fence=1, driver=kit.engine.driver, of=root.id, up=True)]
     for number, (saga, step) in enumerate(sorted(pairs, key=lambda pair: completed(pair[1])), 1):
         drafts.append(_carried(old, saga, step, new, number))

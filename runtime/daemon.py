@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..store.chain import Draft
 from ..store.clock import Now
-from ..store.driver import alive, listed, wait_dead
+from ..store.driver import alive, listed, until_dead
 from ..store.driver import sweep as sweep_files
 from ..store.entry import ZERO, leaf
 from ..store.errors import AmendsError, Damaged, DiskFull, Fenced, LogHeld, Malformed, NotFound
@@ -49,9 +49,8 @@ SIDE_BY_SIDE = 32
 WATCHERS = 64
 LOOK = 0.05
 IDLE = 1.0
-BLINK = 0.01
-"""Seconds after which a driver that seems alive is asked again by who looks only once: another daemon that has just
-noticed a death holds the dead one's lock for a moment."""
+BLINK, LAST_LOOKS = 0.01, 20
+"""Seconds between the last looks at lock files, and how many: somebody else may be looking at one just then."""
 
 LIVE, PERSON, RESUME = "held by a live driver", "needs a person", "waits to be resumed"
 
@@ -306,18 +305,12 @@ def sweep(kit: AgentKit, hosts: Hosts | None = None, stop: threading.Event | Non
     """
     recovery = Recovery(kit, hosts, stop)
 
-    def lives(driver: str) -> bool:
-        if not kit.lives(driver):
-            return False
-        time.sleep(BLINK)
-        return kit.lives(driver)
-
     total = Swept([], [], [])
     left: dict[str, str] = {}
     try:
         while not recovery.stop.is_set():
             kit.log.refresh()
-            left = recovery.look(lives)
+            left = recovery.look(kit.lives)
             if not recovery.busy:
                 break
             swept = recovery.done(wait=True)
@@ -329,7 +322,7 @@ def sweep(kit: AgentKit, hosts: Hosts | None = None, stop: threading.Event | Non
     finally:
         recovery.close()
     _add_left(kit, total, left)
-    tidy(kit)
+    tidy_at_last(kit)
     return total
 
 
@@ -377,6 +370,14 @@ def tidy(kit: AgentKit) -> bool:
     return all(driver in named or kit.holds(driver) for driver in listed(kit.home.run))
 
 
+def tidy_at_last(kit: AgentKit) -> None:
+    """Tidy before leaving: whoever else looks at a lock file just now looks for a moment only."""
+    for _ in range(LAST_LOOKS):
+        if tidy(kit):
+            return
+        time.sleep(BLINK)
+
+
 # ---- waiting for the next death --------------------------------------------------------------------------------------
 
 
@@ -413,7 +414,7 @@ class Watch:
             self._stop.set()
             self._recovery.close()
         self._say(self._recovery.done(wait=True))
-        tidy(self._kit)
+        tidy_at_last(self._kit)
 
     def _turn(self) -> float:
         try:
@@ -465,13 +466,10 @@ class Watch:
             thread.start()
 
     def _wait_for(self, driver: str) -> None:
-        """Sleep in the kernel until the driver is dead, and say so. The lock is let go at once: the fact
-        `saga.taken` decides who has its sagas, and whoever runs one again must not find it busy."""
+        """Sleep in the kernel until the driver is dead, and say so: the fact `saga.taken` decides who has its sagas."""
         assert self._kit.home is not None
         try:
-            death = wait_dead(self._kit.home.run, driver)
-            if death is not None:
-                death.abandon()
+            until_dead(self._kit.home.run, driver)
         except OSError as error:
             sys.stderr.write(f"amends: cannot wait for driver {driver}: {error}\n")
         finally:

@@ -260,6 +260,14 @@ def _later(task: asyncio.Task[Any]) -> Future[Any]:
     return future
 
 
+def current_task() -> asyncio.Task[Any] | None:
+    """The task that this code runs in; None on a thread without a running loop."""
+    try:
+        return asyncio.current_task()
+    except RuntimeError:
+        return None
+
+
 _loop_lock = threading.Lock()
 _loops: dict[int, asyncio.AbstractEventLoop] = {}
 

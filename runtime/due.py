@@ -64,7 +64,7 @@ class Wait(NamedTuple):
 
 
 class Escalate(NamedTuple):
-    """A person has to look: `why` is the reason code of QUEUE (report.py)."""
+    """A person has to look: `why` is one of REASONS (report.py)."""
 
     saga: Saga
     step: Step

@@ -22,7 +22,7 @@ from ..store.clock import Now
 from ..store.entry import Entry
 from ..store.errors import AmendsError, BadValue, Fenced, Refused
 from ..store.log import BUFFERED, DURABLE, FILED, Log
-from .drive import BLOCKING, Drive, run
+from .drive import BLOCKING, Drive, current_task, run
 from .facts import body, fact
 from .hosts import recorded_host
 from .inverse import NONE, Inverse, NoInverse, declared_by, derived_by, idempotency_key, takes_nothing, written
@@ -30,11 +30,11 @@ from .openings import served_steps
 from .perform import Call, Outcome, ask, perform, says_nothing
 from .pool import SHARED
 from .saga import RUNNING, Saga
-from .semantics import SEMANTICS, ActionSemantics
+from .semantics import SEMANTICS
 from .state import State
 from .step import APPROVED, DONE, FAILED, INTENDED, REFUSED, UNKNOWN, WAITING, may_land_for
 from .tools import Compensation, declared_options
-from .values import convert, decode_bytes, digest, encode, hush
+from .values import convert, decode_bytes, digest, encode, fitting, hush
 
 NEW_EFFECTS = frozenset({"step.asked", "step.intended", "saga.joined"})
 DEFAULT_SETTLE = 2.0
@@ -264,7 +264,7 @@ async def execute(drive: Drive, run: Run, call: Call) -> Any:
     if SEMANTICS[call.sem].asks:
         await _ask(drive, run, call)
     early = await _intend(drive, run, call, inverse)
-    run.flying[run.id, call.number] = _current_task()
+    run.flying[run.id, call.number] = current_task()
     try:
         outcome = await perform(drive, call, _noter(drive, run, call))
     except BaseException as stop:
@@ -273,13 +273,6 @@ async def execute(drive: Drive, run: Run, call: Call) -> Any:
     finally:
         run.flying.pop((run.id, call.number), None)
     return await _settle(drive, run, call, inverse, early, outcome)
-
-
-def _current_task() -> Any:
-    try:
-        return asyncio.current_task()
-    except RuntimeError:
-        return None
 
 
 async def _declare(drive: Drive, run: Run, call: Call) -> Inverse:
@@ -384,7 +377,7 @@ def _told(error: BaseException | None, run: Run) -> str:
     """An error for people, without the secrets that were passed in."""
     if error is None:
         return ""
-    return run.hush(f"{type(error).__name__}: {error}")[:4000].encode("utf-8", "replace").decode()
+    return fitting(run.hush(f"{type(error).__name__}: {error}"))
 
 
 def _code(error: BaseException | None) -> str:
@@ -882,5 +875,3 @@ def _if_unsettled(run_: Run, number: int, draft: Draft) -> Decide:
 
     return decide
 
-
-__all__ = ["ActionSemantics", "Engine", "Run", "RUNNING", "execute"]

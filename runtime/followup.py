@@ -5,15 +5,14 @@ The follow-up carries the steps that stand, with the keys they had, and is unwou
 
 from __future__ import annotations
 
-import base64
 import functools
-import os
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from ..store.chain import Draft
 from ..store.clock import Now
 from ..store.errors import BadValue, Fenced, NotFound, Refused
+from ..store.home import new_id
 from ..store.log import Overlay
 from .carry import carried, carry, stands
 from .drive import BLOCKING, Drive, run
@@ -186,10 +185,6 @@ def _these(drafts: Sequence[Draft], state: State, now: Now) -> Sequence[Draft]:
     return drafts
 
 
-def _random_id() -> str:
-    return base64.b32encode(os.urandom(17)).decode().lower()[:26]
-
-
 def undo_landed(kit: AgentKit, made: Run) -> None:
     """An effect landed after everybody stopped waiting: if its saga is unwound and nobody drives it, see to it."""
     engine = kit.engine
@@ -214,7 +209,7 @@ def follow_landed(kit: AgentKit, made: Run, number: int, landing: Draft) -> Roll
     early = step.state == COMPENSATED and step.provisional
     if landing.fields.get("out") != "done" or not (early or step.state == FAILED):
         return None
-    new = _random_id()
+    new = new_id()
     draft = carry(kit.log, past, step, new, 1, late=early)
     if landing.openings and landing.fields.get("inv"):
         draft.openings = _only_compensation(landing)

@@ -17,7 +17,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from ..store.driver import Driver, alive, describe
-from ..store.home import Home
+from ..store.home import Home, new_id
 from ..store.identity import open_log
 from ..store.log import Log, MemoryLog
 from .current import CURRENT
@@ -84,7 +84,7 @@ class AgentKit:
     ) -> None:
         self.log, self.hosts = log, hosts
         self._driver: Driver | None = None
-        self._memory_driver = _random_name()
+        self._memory_driver = new_id()
         self._again: dict[str, str | None] = {}
         self.engine = Engine(log, driver=self._drives, hide=hide, fingerprint=fingerprint, known=self._known)
         self.engine.after_landing = self._landed
@@ -235,7 +235,7 @@ class AgentKit:
     def _survives(self) -> str:
         if self.home is None:
             return "nothing: this log lives in memory"
-        if getattr(self.home, "volatile", False):
+        if self.home.volatile:
             return "kill, until reboot (the home is in memory)"
         return "kill and power cut, as far as the disk is honest"
 
@@ -282,12 +282,8 @@ class AgentKit:
 
     def _forked(self) -> None:
         self._driver = None
-        self._memory_driver = _random_name()
+        self._memory_driver = new_id()
         self.engine.runs.clear()
-
-
-def _random_name() -> str:
-    return base64.b32encode(os.urandom(17)).decode().lower()[:26]
 
 
 def _configured(home: Home) -> Hosts:

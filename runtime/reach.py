@@ -144,6 +144,3 @@ def _said(ran: Ran) -> Outcome:
 def _forget(running: Future[Any]) -> None:
     """Nobody waits for it; look at its exception so that nothing is reported as never seen."""
     running.add_done_callback(lambda done: None if done.cancelled() else done.exception() and None)
-
-
-__all__ = ["HostReach", "LiveReach"]

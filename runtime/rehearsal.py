@@ -22,7 +22,7 @@ from .openings import blob_at
 from .report import REASONS
 from .saga import Saga
 from .step import UNDO_LOST, may_land_for
-from .unwind import of, take
+from .unwind import FACTS, of, take
 
 if TYPE_CHECKING:
     from .kit import AgentKit
@@ -144,9 +144,9 @@ def _imagined(overlay: Overlay, name: str, action: Action) -> tuple[Deed | None,
         return Deed(name, step.number, step.tool, does, handler, why)
 
     if isinstance(action, Lost):
-        return None, [of(saga, action.kind, step=step.number, why="gone", up=True)]
+        return None, [FACTS[Lost](action)]
     if isinstance(action, Withdraw):
-        return deed("withdraw"), [of(saga, "step.refused", step=step.number, why="withdrawn")]
+        return deed("withdraw"), [FACTS[Withdraw](action)]
     if isinstance(action, Probe):
         return deed("probe"), [of(saga, "step.probed", step=step.number, out="present")]
     why = action.why if isinstance(action, Escalate) else ""

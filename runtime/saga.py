@@ -40,7 +40,6 @@ class Saga(msgspec.Struct, array_like=True):
     ended_at: int = 0
     steps: dict[int, Step] = {}
     escalated: dict[int, str] = {}
-    barrier: int = 0
 
 
 def opened(entry: Entry, lived: int) -> Saga:

@@ -8,7 +8,6 @@ itself, with `.saga_report`. Leaving well with a step that nobody knows about ab
 from __future__ import annotations
 
 import asyncio
-import base64
 import functools
 import inspect
 import os
@@ -24,8 +23,9 @@ import msgspec
 from ..store.chain import Decide, Draft
 from ..store.clock import Now
 from ..store.errors import AmendsError, BadValue, Fenced, Refused
+from ..store.home import new_id
 from .current import CURRENT, current_saga
-from .drive import BLOCKING, LOOPING, Drive, run
+from .drive import BLOCKING, LOOPING, Drive, current_task, run
 from .engine import Engine, ResumeConflict, Run, execute, suspend, unserved
 from .facts import body, fact
 from .kit import AgentKit
@@ -38,7 +38,7 @@ from .state import State
 from .step import APPROVED, INTENDED, UNKNOWN, WAITING, may_land_for
 from .tools import ONCE, Compensation, Fallback, RetryPolicy, check_name, declared_options, misfit
 from .unwind import take, unwind
-from .values import Secret, decode, encode, secret_names
+from .values import Secret, decode, encode, fitting, secret_names
 
 RESUME_WITHIN = 24 * 3600.0
 LOOK = 0.02
@@ -234,7 +234,7 @@ async def _enter(drive: Drive, plan: Plan, kind: type[SyncSaga] | type[AsyncSaga
 
 async def _find_or_make(drive: Drive, plan: Plan, kit: AgentKit, engine: Engine, parent: Run | None) -> Run:
     if plan.id is None and parent is None:
-        return _fresh(plan, engine, _random_id(), None, "")
+        return _fresh(plan, engine, new_id(), None, "")
     if plan.id is not None:
         base = plan.id
     else:
@@ -262,10 +262,6 @@ def _latest(engine: Engine, name: str) -> tuple[Saga | None, str, str]:
             return newest, header, header
         newest = found
     raise Refused(f"Saga {name!r} was restarted too often.", next="Use another id.")
-
-
-def _random_id() -> str:
-    return base64.b32encode(os.urandom(17)).decode().lower()[:26]
 
 
 def _fresh(plan: Plan, engine: Engine, header: str, parent: Run | None, of: str) -> Run:
@@ -524,7 +520,7 @@ async def roll_back(drive: Drive, kit: AgentKit, made: Run, error: BaseException
     engine = made.engine
     await _stop_flying(made)
     why = "refused" if isinstance(error, Refused) else error.code if isinstance(error, AmendsError) else "exception"
-    cause = made.hush(f"{type(error).__name__}: {error}")[:4000].encode("utf-8", "replace").decode()
+    cause = fitting(made.hush(f"{type(error).__name__}: {error}"))
 
     def decide(state: State, now: Now) -> Sequence[Draft]:
         saga = state.sagas.get(made.id)
@@ -551,20 +547,13 @@ async def roll_back(drive: Drive, kit: AgentKit, made: Run, error: BaseException
 
 async def _stop_flying(made: Run) -> None:
     """Steps of the body that still run in other tasks are cancelled and waited for, within STOP_GRACE."""
-    others = [task for task in _flying(made) if task is not None and task is not _this_task()]
+    others = [task for task in _flying(made) if task is not None and task is not current_task()]
     others = [task for task in others if not task.get_loop().is_closed()]
     for task in others:
         task.get_loop().call_soon_threadsafe(task.cancel)
     here = [task for task in others if task.get_loop() is _this_loop()]
     if here:
         await asyncio.wait(here, timeout=STOP_GRACE)
-
-
-def _this_task() -> Any:
-    try:
-        return asyncio.current_task()
-    except RuntimeError:
-        return None
 
 
 def _this_loop() -> Any:
@@ -607,8 +596,7 @@ class Handle:
         forward_kwargs: dict[str, Any] | None,
         options: dict[str, Any],
     ) -> Call:
-        call = prepare(self._run, tool, forward, forward_kwargs, options)
-        return call
+        return prepare(self._run, tool, forward, forward_kwargs, options)
 
 
 _OPTIONS = {

@@ -12,8 +12,7 @@ from typing import Any
 import msgspec
 
 from ..store.entry import Entry
-from .saga import ENDED, JOINED, Saga, apply, opened, replay
-from .step import Step
+from .saga import ENDED, Saga, apply, opened, replay
 
 
 class Kept(msgspec.Struct):
@@ -86,11 +85,3 @@ class State:
         for saga in self.sagas.values():
             if saga.parent:
                 self.inside.setdefault(saga.parent, []).append(saga.id)
-
-
-def steps_of(family: list[Saga]) -> list[tuple[Saga, Step]]:
-    """Every step of a family."""
-    return [(saga, step) for saga in family for step in saga.steps.values()]
-
-
-__all__ = ["JOINED", "State", "steps_of"]

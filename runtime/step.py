@@ -66,9 +66,6 @@ OUT: dict[str, dict[str, dict[str, str]]] = {
     },
 }
 
-OPEN_STATES = frozenset({WAITING, APPROVED, INTENDED, DONE, UNKNOWN, UNDOING, UNDO_LOST, STUCK})
-"""States in which an unwinding saga still has something to do or to ask."""
-
 
 class Step(msgspec.Struct, array_like=True):
     """One step as folded. `*_seq` are positions in the log, 0 where there is none; times are lived milliseconds.

@@ -23,7 +23,7 @@ from .report import RollbackReport
 from .saga import JOINED, RUNNING, SUSPENDED, Saga
 from .state import State
 from .step import INTENDED, STUCK, UNDO_LOST, UNDOING, Step, may_land_for
-from .values import encode
+from .values import encode, fitting
 
 ATTEMPTS = 3
 """How often one unwinding tries a compensation that fails or whose answer is lost."""
@@ -124,6 +124,8 @@ async def unwind(drive: Drive, engine: Engine, root: str, reach: Reach) -> Rollb
                 if isinstance(action, End):
                     engine.resting.pop(root, None)
                 return RollbackReport(family, saga.why)
+        elif type(action) in FACTS:
+            await drive.commit(log, held(engine, family, [FACTS[type(action)](action)]))
         else:
             await _ACT[type(action)](drive, engine, family, action, reach, tries)
 
@@ -147,30 +149,6 @@ def _ending(family: Sequence[Saga]) -> list[Draft]:
 
 
 Tries = dict[tuple[str, int], int]
-
-
-async def _lose(
-    drive: Drive, engine: Engine, family: Sequence[Saga], action: Action, reach: Reach, tries: Tries
-) -> None:
-    assert isinstance(action, Lost)
-    draft = of(action.saga, action.kind, step=action.step.number, why="gone", up=True)
-    await drive.commit(engine.log, held(engine, family, [draft]))
-
-
-async def _withdraw(
-    drive: Drive, engine: Engine, family: Sequence[Saga], action: Action, reach: Reach, tries: Tries
-) -> None:
-    assert isinstance(action, Withdraw)
-    draft = of(action.saga, "step.refused", step=action.step.number, why="withdrawn")
-    await drive.commit(engine.log, held(engine, family, [draft]))
-
-
-async def _escalate(
-    drive: Drive, engine: Engine, family: Sequence[Saga], action: Action, reach: Reach, tries: Tries
-) -> None:
-    assert isinstance(action, Escalate)
-    draft = of(action.saga, "saga.escalated", step=action.step.number, why=action.why, up=True)
-    await drive.commit(engine.log, held(engine, family, [draft]))
 
 
 async def _probe(
@@ -243,21 +221,18 @@ def _outcome(saga: Saga, step: Step, done: Outcome, last: bool) -> list[Draft]:
 def _told(done: Outcome) -> bytes:
     """What a handler said, for people."""
     return body(
-        error=encode(_text(done.why)) if done.why else b"",
-        host=encode(_text(done.host)) if done.host else b"",
-        note=encode(_text(done.note)) if done.note else b"",
-        stderr=encode(_text(done.stderr)) if done.stderr else b"",
+        error=encode(fitting(done.why)) if done.why else b"",
+        host=encode(fitting(done.host)) if done.host else b"",
+        note=encode(fitting(done.note)) if done.note else b"",
+        stderr=encode(fitting(done.stderr)) if done.stderr else b"",
     )
 
 
-def _text(value: str) -> str:
-    return value[:4000].encode("utf-8", "replace").decode()
+_ACT: dict[type, Callable[..., Awaitable[None]]] = {Probe: _probe, Undo: _undo}
 
-
-_ACT: dict[type, Callable[..., Awaitable[None]]] = {
-    Lost: _lose,
-    Withdraw: _withdraw,
-    Probe: _probe,
-    Undo: _undo,
-    Escalate: _escalate,
+FACTS: dict[type, Callable[[Any], Draft]] = {
+    Lost: lambda action: of(action.saga, action.kind, step=action.step.number, why="gone", up=True),
+    Withdraw: lambda action: of(action.saga, "step.refused", step=action.step.number, why="withdrawn"),
+    Escalate: lambda action: of(action.saga, "saga.escalated", step=action.step.number, why=action.why, up=True),
 }
+"""The fact that an action leaves where nothing has to be done in the world."""

@@ -47,6 +47,7 @@ VALUE_MAX = 64 * 1024 * 1024
 CHUNK = 64 * 1024
 MANIFEST = b'{"$":"manifest",'
 """How the encoded stand-in of a value in chunks begins, and nothing else does."""
+TEXT_MAX = 4000
 _QUICK = 200_000  # nodes the quick look takes before it leaves the rest to the walk
 _BITS_MAX = 14_000  # Python refuses to print integers of more than 4,300 digits
 _PATH_MAX = 200
@@ -736,6 +737,11 @@ def hush(text: str, value: Any, secret: Collection[str] = ()) -> str:
     for hidden in sorted(found, key=len, reverse=True):
         text = text.replace(hidden, "•••")
     return text
+
+
+def fitting(text: str) -> str:
+    """A text for people as an opening takes it: at most 4,000 characters, lone surrogates replaced."""
+    return text[:TEXT_MAX].encode("utf-8", "replace").decode()
 
 
 def _gather(value: Any, names: frozenset[str], hidden: bool, found: set[str], depth: int) -> None:

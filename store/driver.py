@@ -51,8 +51,8 @@ if sys.platform == "win32":
             raise
         return True
 
-    def wait_lock(fd: int) -> None:
-        """Take the lock of an open file, waiting as long as it takes."""
+    def wait_lock(fd: int, shared: bool = False) -> None:
+        """Take the lock of an open file, waiting as long as it takes. No shared locks here."""
         while not try_lock(fd):
             time.sleep(_LOOK_EVERY_S)
 
@@ -75,9 +75,9 @@ else:
             raise
         return True
 
-    def wait_lock(fd: int) -> None:
+    def wait_lock(fd: int, shared: bool = False) -> None:
         """Take the lock of an open file, waiting as long as it takes."""
-        fcntl.flock(fd, fcntl.LOCK_EX)
+        fcntl.flock(fd, fcntl.LOCK_SH if shared else fcntl.LOCK_EX)
 
     def _put_in_place(temporary: Path, final: Path) -> None:
         """Raises FileExistsError if the name is taken."""
@@ -232,6 +232,23 @@ def wait_dead(run_dir: Path | str, id: str, timeout: float | None = None) -> Dea
         close_known(fd)
         if not taken:
             return None
+
+
+def until_dead(run_dir: Path | str, id: str) -> None:
+    """Sleep in the kernel until a driver is dead. Any number may wait for the same one, none is in another's way, and
+    nothing is left behind: who only wants to know asks for a shared lock, and makes no file where there is none."""
+    path = _path(run_dir, id)
+    while path is not None:
+        try:
+            fd = open_known(path, os.O_RDWR)
+        except FileNotFoundError:
+            return
+        try:
+            wait_lock(fd, shared=True)
+            if _one_file(path, fd):
+                return
+        finally:
+            close_known(fd)
 
 
 def describe(run_dir: Path | str, id: str) -> dict[str, Any]:

@@ -314,9 +314,9 @@ def test_a_slow_disk_is_left_to_the_writer_thread_and_tried_again(log: SqliteLog
         log._probe_at = time.monotonic() + 3600
         log._measure = lambda seconds: None  # type: ignore[method-assign]
         await log.acommit(decide)
-        del log._measure
         log._probe_at = 0.0
         await log.acommit(decide)
+        del log._measure
 
     asyncio.run(main())
     assert threads[0] == log._thread.ident and threads[1] == threading.get_ident()  # type: ignore[union-attr]
@@ -1164,7 +1164,7 @@ def test_entries_of_a_batch_in_the_making_are_seen_by_its_later_decisions_only(l
 
     def look(view: Any, now: Any) -> tuple[Draft, ...]:
         seen.append([r.entry.kind for r in view.archive.thread("a")])
-        reader = threading.Thread(target=lambda: seen.append([r.entry.kind for r in log._walk("a", False)]))
+        reader = threading.Thread(target=lambda: seen.append([r.entry.kind for r in log._walk("a", False, False)]))
         reader.start()
         reader.join()
         return ()
