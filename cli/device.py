@@ -35,7 +35,7 @@ def home() -> Home:
 def existing() -> Home:
     """The home, if there is a log in it. Raises YouErred (`no_home`)."""
     found = home()
-    if not found.db.exists() and not found.seed.exists():
+    if not found.exists():
         raise YouErred(
             f"There is no log at {found.path}.",
             next="An agent's first saga makes one, and so does `amends init`; --home names another.",

@@ -296,6 +296,7 @@ CAUSES = {
     "released": "its process let go of it",
     "landed": "an effect landed after the saga had ended",
     "refused": "it was refused",
+    "adopted": "its log was set back, and nobody knows what became of it since",
 }
 
 

@@ -154,6 +154,7 @@ _TAKEN = {
     "released": "Nobody had it any more. A process took it over",
     "resume": "It was run again, and taken up where it had stopped",
     "retry": "It was taken over to try again",
+    "beside": "It was taken over with the saga in which something is tried again",
     "accepted": "It was taken over to go on behind what was accepted",
     "landed": "An effect landed late, and it was taken over again",
 }
@@ -174,9 +175,16 @@ def _suspended(one: Told) -> str:
     return "It was suspended: what ran it again was other code than what it began with."
 
 
+_UNWINDING = {
+    "undo": "",  # the opening has said it
+    "landed": "",
+    "adopted": "It was open in a log that was set back, so a person decides about each effect that stands.",
+}
+
+
 def _unwinding(one: Told) -> str:
-    if not one.main or one.entry.why in ("undo", "landed"):
-        return ""
+    if not one.main or one.entry.why in _UNWINDING:
+        return _UNWINDING.get(one.entry.why, "") if one.main else ""
     if one.entry.why in CAUSES:
         return f"It was to be undone, because {one.text('cause') or CAUSES[one.entry.why]}"
     return f"It failed and was to be undone: {one.text('cause') or one.entry.why}"
@@ -231,6 +239,8 @@ def _carried(one: Told) -> str:
     late = ", once more, because it landed after its first compensation" if one.entry.scope == "undo/late" else ""
     if one.goes_on:
         return f"What {one.tool} did was taken along, to be undone if this fails."
+    if one.thread.saga.why == "adopted":
+        return f"What {one.tool} did was taken over from the old log."
     return f"What {one.tool} did was to be undone{late}."
 
 

@@ -17,6 +17,7 @@ import sys
 from pathlib import Path
 
 from ..store.errors import YouErred
+from ..store.home import sync_folder
 from .version import VERSION
 
 LAUNCHER = "amends-unpacked"  # among the single file's data, laid there by the build
@@ -65,25 +66,15 @@ def _copy(source: Path, release: Path) -> None:
                 with path.open("rb+") as file:
                     os.fsync(file.fileno())
         for folder in (draft, *draft.rglob("*")):
-            _sync_folder(folder)
+            if folder.is_dir() and not folder.is_symlink():
+                sync_folder(folder)
         draft.rename(release)
-        _sync_folder(release.parent)
+        sync_folder(release.parent)
     except OSError:
         if not release.exists():  # else somebody else laid out the same content meanwhile
             raise
     finally:
         shutil.rmtree(draft, ignore_errors=True)
-
-
-def _sync_folder(folder: Path) -> None:
-    """Put the names in a folder on the disk; Windows has no such call, and files are skipped."""
-    if os.name == "nt" or folder.is_symlink() or not folder.is_dir():
-        return
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def _current(release: Path) -> Path:

@@ -28,6 +28,7 @@ from ..store.entry import ZERO, leaf
 from ..store.errors import AmendsError, Damaged, DiskFull, Fenced, LogHeld, Malformed, NotFound
 from ..store.evidence import DatabaseError
 from ..store.log import Log
+from .adopted import carry_over
 from .drive import Blocking, Drive, run
 from .due import Rest, due
 from .facts import fact
@@ -303,6 +304,7 @@ def sweep(kit: AgentKit, hosts: Hosts | None = None, stop: threading.Event | Non
 
     Raises Damaged before anything is done, and what the log raises.
     """
+    carry_over(kit)
     recovery = Recovery(kit, hosts, stop)
 
     total = Swept([], [], [])
@@ -406,6 +408,7 @@ class Watch:
 
         Raises Damaged and the like; a log that is held, or a full disk, is said and tried again.
         """
+        carry_over(self._kit)
         try:
             while not self._stop.is_set():
                 tick()

@@ -25,7 +25,7 @@ from ..store.log import BUFFERED, DURABLE, FILED, Log
 from .drive import BLOCKING, Drive, current_task, run
 from .facts import body, fact
 from .hosts import recorded_host
-from .inverse import NONE, Inverse, NoInverse, declared_by, derived_by, idempotency_key, takes_nothing, written
+from .inverse import NONE, Inverse, NoInverse, declared_by, derived_by, idempotency_key, own_key, takes_nothing, written
 from .openings import served_steps
 from .perform import Call, Outcome, ask, perform, says_nothing
 from .pool import SHARED
@@ -132,7 +132,7 @@ class Run:
             call.identity = key or str(k)
             if key:
                 self._same_key(call)
-        call.key = idempotency_key(self.id, call.tool, call.identity, "do")
+        call.key = own_key(call.kwargs) or idempotency_key(self.id, call.tool, call.identity, "do")
 
     def _same_key(self, call: Call) -> None:
         """A key that the caller used before names the step that it named then."""

@@ -5,12 +5,10 @@ The follow-up carries the steps that stand, with the keys they had, and is unwou
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ..store.chain import Draft
-from ..store.clock import Now
 from ..store.errors import BadValue, Fenced, NotFound, Refused
 from ..store.home import new_id
 from ..store.log import Overlay
@@ -21,7 +19,7 @@ from .facts import body, fact
 from .inbox import named
 from .openings import fields_of, opened_as, spread, whole
 from .report import RollbackReport
-from .saga import ENDED, UNWINDING, Saga, orphaned, replay
+from .saga import ENDED, UNWINDING, Saga, replay
 from .state import State
 from .step import COMPENSATED, DONE, FAILED, UNKNOWN
 from .unwind import take, unwind
@@ -152,37 +150,13 @@ def _first(state: State, new: str, drafts: Sequence[Draft]) -> Sequence[Draft]:
 
 
 def planned(kit: AgentKit, drafts: Sequence[Draft], saga: str) -> RollbackReport:
-    """What unwinding would do: the facts on an Overlay, every compensation taken as done, nothing called."""
+    """What unwinding would do: the facts on an Overlay, and the planner's own story from there; nothing called."""
+    from .rehearsal import imagine
+
     overlay = Overlay(kit.log)
     overlay.commit(lambda state, now: drafts)
-    return pretend(overlay, saga)
-
-
-def pretend(overlay: Overlay, root: str) -> RollbackReport:
-    """Unwind a family on an Overlay: each inverse is taken to succeed, each probe to say nothing."""
-    state: State = overlay.view
-    found = state.sagas[root]
-    order: list[Any] = []
-    for saga in state.family(found):
-        for step in saga.steps.values():
-            # without a handler's name it lived only in the process that made it
-            if not orphaned(step) and step.handler and step.inv != "human" and step.state in (DONE, UNKNOWN):
-                order.append((step.ended_seq or step.seq, saga, step))
-    for _, saga, step in sorted(order, key=lambda item: item[0], reverse=True):
-        common = {"saga": saga.id, "step": step.number, "fence": saga.fence}
-        undone = [
-            fact("undo.intended", handler=step.handler, key="dry-run", **common),
-            fact("undo.done", out="done", **common),
-        ]
-        overlay.commit(functools.partial(_these, undone))
-    report = RollbackReport(state.family(found), "dry run")
-    for saga in report.sagas:
-        saga.phase = UNWINDING
-    return report
-
-
-def _these(drafts: Sequence[Draft], state: State, now: Now) -> Sequence[Draft]:
-    return drafts
+    _, family = imagine(overlay, saga, saga)
+    return RollbackReport(family, "dry run")
 
 
 def undo_landed(kit: AgentKit, made: Run) -> None:

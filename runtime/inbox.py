@@ -176,22 +176,23 @@ def accept(kit: AgentKit, name: str, by: str, reason: str) -> RollbackReport | N
 
 
 def retry(kit: AgentKit, name: str, by: str) -> RollbackReport:
-    """Take an escalated saga and try again what stopped it. `name` is an item or a saga."""
+    """Take an escalated saga and try again what stopped it, in a person's name."""
+    person = named(by)
     item = find(kit, name, ESCALATIONS)
-    report = _go_on(kit, item.saga, "retry", item.step.number if item.step else 0)
+    report = _go_on(kit, item.saga, "retry", item.step.number if item.step else 0, person)
     if report is None:
         raise Refused("Somebody else drives it now.", next="Run `amends inbox`.", code="saga_busy")
     return report
 
 
-def _go_on(kit: AgentKit, saga: Saga, why: str, step: int = 0) -> RollbackReport | None:
+def _go_on(kit: AgentKit, saga: Saga, why: str, step: int = 0, by: str = "") -> RollbackReport | None:
     """Unwind on from where a person unblocked it; None if a live driver has it and will."""
     kit.log.refresh()
     root = kit.engine.state.root(saga)
     if root.id not in kit.engine.state.sagas or (root.driver and kit.holds(root.driver)):
         return None
     try:
-        kit.log.commit(take(kit.engine, root.id, root.driver, why, (saga.id, step) if step else ("", 0)))
+        kit.log.commit(take(kit.engine, root.id, root.driver, why, (saga.id, step) if step else ("", 0), by))
     except Fenced:  # a daemon saw the decision and was faster
         return None
     return run(unwind(BLOCKING, kit.engine, root.id, kit.reach(kit.engine.resting.get(root.id))))

@@ -6,12 +6,13 @@ The name and whether it may be attempted again are header; the rest is an openin
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from hashlib import sha256
 from typing import Any, NamedTuple
 
 import msgspec
 
+from ..store.entry import STRING_MAX
 from ..store.errors import BadValue
 from .drive import Drive
 from .hosts import recorded_host
@@ -49,6 +50,14 @@ def idempotency_key(saga: str, tool: str, identity: str, scope: str) -> str:
     return bits.to_bytes(32, "big").translate(_LETTERS).decode()
 
 
+def own_key(kwargs: Mapping[str, Any]) -> str:
+    """The caller's own idempotency key, which is then the one that is sent and recorded; empty if there is none that a
+    header can hold."""
+    own = kwargs.get("idempotency_key")
+    fits = isinstance(own, str) and 0 < len(own) <= STRING_MAX and own.isascii() and own.isprintable()
+    return str(own) if fits and not set('"\\') & set(str(own)) else ""
+
+
 class Inverse(NamedTuple):
     """A compensation ready for the log. live: the object itself, for the process that made it."""
 
@@ -69,6 +78,8 @@ def written(made: Compensation, inv: str, keys: dict[str, str], known: Callable[
     """
     if made.person:
         return Inverse("human", "", "", _payload("human", b"{}", keys, made.description, None), made)
+    own = own_key(made.kwargs)
+    keys = {**keys, "key": own} if own else keys
     handler = _registered(made)
     name, fn = (handler.name, handler.fn) if handler else (made.handler, made.fn)
     host, reason = recorded_host(fn) if fn is not None else (None, "")

@@ -215,7 +215,7 @@ class AgentKit:
 
         accept(self, item, by, reason)
 
-    def retry(self, item: str, *, by: str = "") -> RollbackReport:
+    def retry(self, item: str, *, by: str) -> RollbackReport:
         """Try an escalated saga again from where it stopped."""
         from .inbox import retry
 

@@ -21,6 +21,7 @@ from .inverse import read
 from .openings import blob_at
 from .report import REASONS
 from .saga import Saga
+from .state import State
 from .step import UNDO_LOST, may_land_for
 from .unwind import FACTS, of, take
 
@@ -106,11 +107,17 @@ def _story(kit: AgentKit, saga: Saga, name: str) -> list[Deed]:
     overlay = Overlay(kit.log)
     engine = Engine(overlay, driver=lambda: "rehearsal", hide=kit.engine.hide, fingerprint=kit.engine.fingerprint)
     overlay.commit(take(engine, saga.id, saga.driver, "crash" if saga.driver else "released"))
+    return imagine(overlay, saga.id, name)[0]
+
+
+def imagine(overlay: Overlay, root: str, name: str) -> tuple[list[Deed], list[Saga]]:
+    """The deeds of unwinding a family on an overlay, and the family as it would be after them."""
+    state: State = overlay.view
     deeds: list[Deed] = []
     now = overlay.now()
     deed: Deed | None
     while not (deeds and deeds[-1].does in ("end", "rest")):
-        family = engine.state.family(engine.state.sagas[saga.id])
+        family = state.family(state.sagas[root])
         action = due(family, now)
         if isinstance(action, Wait):
             deed, now = _waited(name, family, now, action), now._replace(lived=action.until)
@@ -119,7 +126,7 @@ def _story(kit: AgentKit, saga: Saga, name: str) -> list[Deed]:
             overlay.commit(_exactly(drafts))
         if deed is not None:
             deeds.append(deed)
-    return deeds
+    return deeds, state.family(state.sagas[root])
 
 
 def _exactly(drafts: list[Draft]) -> Decide:

@@ -64,11 +64,13 @@ def of(saga: Saga, kind: str, opening: bytes = b"", **header: Any) -> Draft:
     return fact(kind, opening, saga=saga.id, fence=saga.fence, **header)
 
 
-def take(engine: Engine, root: str, expected: str, why: str, item: tuple[str, int] = ("", 0)) -> Decide:
+def take(
+    engine: Engine, root: str, expected: str, why: str, item: tuple[str, int] = ("", 0), by: str = ""
+) -> Decide:
     """Take a whole family over from `expected` (a driver that is dead, or "" for one that let go).
 
     After a crash it also says what is lost and that the family unwinds. item: the (saga, step) that a person wants
-    tried again; other steps that wait for a person go on waiting. Raises Fenced if somebody was faster.
+    tried again, by their name; other steps that wait for a person go on waiting. Raises Fenced if somebody was faster.
     """
     driver = engine.driver
 
@@ -81,7 +83,10 @@ def take(engine: Engine, root: str, expected: str, why: str, item: tuple[str, in
             fence = member.fence + 1
             step, reason = (item[1], why) if member.id == item[0] else (0, "beside" if item[0] else why)
             drafts.append(
-                fact("saga.taken", saga=member.id, step=step, fence=fence, driver=driver, why=reason, up=True)
+                fact(
+                    "saga.taken", body(by=encode(by)) if by else b"",
+                    saga=member.id, step=step, fence=fence, driver=driver, why=reason, up=True,
+                )  # fmt: skip
             )
             drafts += [
                 fact(

@@ -33,7 +33,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar, cast
 import apsw
 import msgspec
 
-from .chain import ENDED, Chain, Decide, Draft, Row, Spoiled
+from .chain import ENDED, OPENED, Chain, Decide, Draft, Row, Spoiled
 from .clock import Clock, Now, SystemClock
 from .entry import Entry, leaf, read
 from .errors import (
@@ -103,8 +103,8 @@ _INTENDED, _FOR_GOOD = "step.intended", "irreversible"
 
 # With no space left only this may be written: what tells how things stand, unwinds them, or stops more.
 OUTCOMES = frozenset(
-    "step.done step.failed step.lost step.landed step.probed step.accepted saga.unwinding saga.escalated saga.ended "
-    "saga.joined saga.released saga.suspended saga.taken".split()
+    "step.done step.failed step.lost step.landed step.probed step.accepted step.refused step.carried "
+    "saga.unwinding saga.escalated saga.ended saga.joined saga.released saga.suspended saga.taken".split()
 )
 OUTCOME_FAMILIES = ("undo.", "switch.")
 
@@ -285,6 +285,7 @@ def too_new(version: int) -> None:
 
 def _write_db(path: str) -> _Db:
     """A connection that writes; makes the tables of a new file."""
+    _make_private(path)
     db = _Db(path, True)
     try:
         db.pragma("auto_vacuum", 2)  # of a new file only, and first: INCREMENTAL
@@ -302,6 +303,14 @@ def _write_db(path: str) -> _Db:
         db.close()
         raise
     return db
+
+
+def _make_private(path: str) -> None:
+    """A new file is its owner's alone; SQLite gives -wal and -shm the same mode. Nobody can have it open yet."""
+    try:
+        os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600))
+    except FileExistsError:
+        return
 
 
 def _become_wal(db: _Db) -> None:
@@ -1571,7 +1580,8 @@ def _outcomes_only(decide: Decide) -> Decide:
     def decide_with_no_space(state: Any, now: Any) -> Sequence[Draft]:
         drafts = decide(state, now)
         for draft in drafts:
-            if draft.kind not in OUTCOMES and not draft.kind.startswith(OUTCOME_FAMILIES):
+            follows_up = draft.kind == OPENED and draft.fields.get("of")  # a saga that only undoes what another left
+            if draft.kind not in OUTCOMES and not draft.kind.startswith(OUTCOME_FAMILIES) and not follows_up:
                 raise _no_space()
         return drafts
 

@@ -1201,3 +1201,12 @@ def test_lines_read_back_are_the_bytes_that_were_hashed(log: SqliteLog) -> None:
     log.commit(facts(opened("a")))
     for seq, line in raw(log, "select seq, line from entry"):
         assert read(line) == log.record(seq).entry
+
+
+def test_with_no_space_left_everything_an_unwinding_writes_is_still_accepted() -> None:
+    """Every kind that exists, but for those that begin something new."""
+    from amends.runtime.facts import KINDS
+    from amends.store.sqlite import OUTCOME_FAMILIES, OUTCOMES
+
+    begins = {"saga.opened", "step.asked", "step.answered", "step.intended", "step.attempted"}
+    assert {kind for kind in KINDS if kind not in OUTCOMES and not kind.startswith(OUTCOME_FAMILIES)} == begins

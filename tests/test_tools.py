@@ -305,3 +305,23 @@ def test_keys_of_different_calls_differ() -> None:
     }
     assert len(keys) == 4 and all(len(key) == 32 and key.isalnum() for key in keys)
     assert current_saga() is None
+
+
+@pytest.mark.promise("1.10")
+def test_a_key_of_the_callers_own_is_what_is_sent_and_what_is_recorded(memory: AgentKit) -> None:
+    sent: list[str] = []
+
+    def pay(idempotency_key: str) -> None:
+        sent.append(idempotency_key)
+
+    def refund(idempotency_key: str) -> None:
+        sent.append(idempotency_key)
+
+    with pytest.raises(SagaAborted) as aborted, memory.transaction() as saga:
+        undo = Compensation(refund, {"idempotency_key": "theirs-undo"})
+        saga.execute("pay", pay, {"idempotency_key": "theirs"}, semantics=COMPENSABLE, undo=undo)
+        raise ValueError("no")
+    assert sent == ["theirs", "theirs-undo"]
+    assert [step.idempotency_key for step in aborted.value.report.steps] == ["theirs"]
+    keys = [r.entry.key for r in memory.log.records() if r.entry.kind in ("step.intended", "undo.intended")]
+    assert keys == sent
