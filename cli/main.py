@@ -45,9 +45,6 @@ COMMANDS = {
 
 BUG, INTERRUPTED = 70, 130
 
-RACES = {"decided": 1, "fenced": 1, "expired": 1}
-"""Codes of refusals that say that somebody was faster, or the time was over: exit 1 and not 6."""
-
 
 class Program(click.Group):
     """A group whose verbs are imported when they are called, and whose errors speak."""
@@ -118,7 +115,7 @@ def _told(error: Exception, as_json: bool) -> int:
         return 2
     if isinstance(error, AmendsError):
         ui.fail(as_json, error.code, error.message, error.next)
-        return RACES.get(error.code, error.exit) if error.exit != BUG else _bug_exit(error)
+        return error.exit if error.exit != BUG else _bug_exit(error)
     if isinstance(error, BrokenPipeError):  # whoever read us has had enough
         sys.stdout = open(os.devnull, "w")  # noqa: SIM115  (for the flush at exit)
         return 1

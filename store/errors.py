@@ -8,6 +8,10 @@ Two families, because the remedy differs: `YouErred` means the caller can fix it
 from __future__ import annotations
 
 
+LOST_RACES = frozenset({"decided", "expired", "fenced", "saga_busy"})
+"""Codes that say that somebody was faster or the time was over: exit 1, whatever else their class says."""
+
+
 class AmendsError(Exception):
     """The root of the family. `code` is stable, `next` is one sentence that says what to do, `facts` are details."""
 
@@ -19,6 +23,8 @@ class AmendsError(Exception):
         self.message = message
         self.next = next
         self.code = code or type(self).code
+        if self.code in LOST_RACES:
+            self.exit = 1
         self.facts = facts
 
     def __str__(self) -> str:
