@@ -20,11 +20,11 @@ from ..runtime.kit import AgentKit
 from ..runtime.openings import raw_fields, when
 from ..runtime.report import REASONS, RollbackReport, StepView
 from ..runtime.saga import Saga
+from ..runtime.story import StepStory, Stories, Story, text_of
 from ..store.errors import AmendsError, NotFound, Refused
 from ..store.log import Record
 from . import telling, ui
 from .device import acting, imports_option, looking
-from .story import StepStory, Stories, Story, text_of
 
 NOTHING, SOMETHING = 0, 1
 """Exit codes: nothing needs you, something does."""
@@ -314,7 +314,7 @@ def accept(item: str, by: str, reason: str, imports: tuple[str, ...]) -> None:
 
 @click.command(cls=ui.Verb, name="retry")
 @click.argument("item")
-@click.option("--by", default="", metavar="NAME", help="Who asks for it.")
+@by_option
 @imports_option
 def retry(item: str, by: str, imports: tuple[str, ...]) -> int:
     """Try an escalated saga again from where it stopped. ITEM is its id in the inbox, or its saga. Exit 1 if it still

@@ -13,9 +13,9 @@ from typing import Any, NamedTuple
 from ..runtime.inverse import Recorded, read
 from ..runtime.openings import raw_fields, when
 from ..runtime.report import REASONS
+from ..runtime.story import CAUSES, StepStory, Story, Thread, text_of, value_of
 from ..runtime.values import Masked, Record, decode
 from ..store.entry import Entry
-from .story import CAUSES, StepStory, Story, Thread, text_of, value_of
 
 WIDE = 100
 """Characters of a value that a line shows."""
@@ -164,7 +164,8 @@ def _taken(one: Told) -> str:
     if not one.main:
         return ""
     said = _TAKEN.get(one.entry.why, f"It was taken over ({one.entry.why})")
-    return f"{said} ({_who(one, one.entry.driver)}; fence {one.entry.fence})."
+    by = f", because {one.text('by')} asked for it" if one.text("by") else ""
+    return f"{said}{by} ({_who(one, one.entry.driver)}; fence {one.entry.fence})."
 
 
 def _released(one: Told) -> str:

@@ -23,12 +23,10 @@ from .facts import body, fact
 from .openings import blob_at, raw_fields
 from .saga import Saga
 from .state import State
-from .step import DONE, INTENDED, STUCK, UNDO_LOST, UNDOING, UNKNOWN, Step
+from .step import INTENDED, MAY_STAND, UNKNOWN, Step
 
 if TYPE_CHECKING:
     from .kit import AgentKit
-
-STANDS = frozenset({DONE, UNKNOWN, INTENDED, UNDOING, UNDO_LOST, STUCK})
 
 
 class Old:
@@ -80,7 +78,7 @@ def carry_over(kit: AgentKit) -> list[str]:
 
 
 def _followup(old: Old, kit: AgentKit, root: Saga) -> Sequence[Draft]:
-    pairs = [(saga, step) for saga in old.state.family(root) for step in saga.steps.values() if step.state in STANDS]
+    pairs = [(saga, step) for saga in old.state.family(root) for step in saga.steps.values() if step.state in MAY_STAND]
     if not pairs:
         return ()
     new = new_id()

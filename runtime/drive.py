@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import inspect
+import os
 import threading
 import time
 from collections.abc import Callable, Coroutine, Mapping
@@ -274,8 +275,6 @@ _loops: dict[int, asyncio.AbstractEventLoop] = {}
 
 def loop_thread() -> asyncio.AbstractEventLoop:
     """The one event loop of ours in this process, on a daemonic thread, made when first needed."""
-    import os
-
     with _loop_lock:
         loop = _loops.get(os.getpid())
         if loop is None:
@@ -284,6 +283,16 @@ def loop_thread() -> asyncio.AbstractEventLoop:
             _loops[os.getpid()] = loop
             threading.Thread(target=loop.run_forever, name="amends-loop", daemon=True).start()
         return loop
+
+
+def _in_child() -> None:
+    """After a fork: a thread that held the lock is the parent's, and never lets go of it here."""
+    global _loop_lock
+    _loop_lock = threading.Lock()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_in_child)
 
 
 BLOCKING, LOOPING = Blocking(), Looping()

@@ -11,7 +11,7 @@ import asyncio
 import contextvars
 import sys
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import Future
 from typing import Any
 
@@ -85,6 +85,10 @@ class Engine:
         return state
 
 
+Refine = Callable[[Drive, Any], Awaitable[Inverse]]
+"""What undoes an effect that a probe says is there, from the result it tells; NONE leaves what was declared."""
+
+
 class Run:
     """A saga that this process drives: what only memory holds of it. Everything else is in the fold."""
 
@@ -111,6 +115,7 @@ class Run:
         self.probes: dict[tuple[str, int], tuple[Callable[..., Any], dict[str, Any], str]] = (
             parent.probes if parent else {}
         )
+        self.refine: dict[tuple[str, int], Refine] = parent.refine if parent else {}
         self.hidden: list[tuple[dict[str, Any], tuple[str, ...]]] = parent.hidden if parent else []
         self.flying: dict[tuple[str, int], Any] = parent.flying if parent else {}  # effects in the air and their tasks
         self.keys: dict[tuple[str, str], str] = {}  # identities that the caller chose, and digests of their arguments
@@ -322,6 +327,7 @@ async def _intend(drive: Drive, run: Run, call: Call, inverse: Inverse) -> Early
         run.live[run.id, call.number] = inverse.live
     if call.probe is not None:
         run.probes[run.id, call.number] = (call.probe, call.kwargs, call.key)
+        run.refine[run.id, call.number] = lambda drive, result: _found(drive, run, call, result)
     log = run.engine.log
     saga = run.saga(run.engine.state)
     repeated = saga is not None and call.number in saga.steps  # after a resume: no single fact tells both then
@@ -764,12 +770,23 @@ async def _unknown_again(drive: Drive, run: Run, call: Call) -> tuple[bool, Any]
         if left and said.amends_outcome == "absent":  # it may still be on its way
             await drive.sleep(left / 1000)
             said = await ask(drive, call.probe, call.kwargs, call.key)
+        present = said.amends_outcome == "present"
+        inverse = await _found(drive, run, call, said.result) if present else NONE
+        refined = inverse is not NONE
         draft = fact(
-            "step.probed", body(result=encode(said.result)) if said.result is not None else b"",
-            step=call.number, out=said.amends_outcome,
-        )  # fmt: skip
+            "step.probed",
+            body(
+                result=encode(said.result, path="result") if said.result is not None else b"",
+                compensation=inverse.payload,
+            ),
+            step=call.number,
+            out=said.amends_outcome,
+            inv=inverse.inv if refined else "",
+            handler=inverse.handler,
+            again=inverse.again,
+        )
         await drive.commit(run.engine.log, run.facts(draft))
-        if said.amends_outcome == "present":
+        if present:
             return True, said.result
         if said.amends_outcome == "absent":
             return False, None
@@ -780,6 +797,19 @@ async def _unknown_again(drive: Drive, run: Run, call: Call) -> tuple[bool, Any]
         next=f"See `amends inbox`, or declare probe= for {call.tool}.",
         code="unsettled_step",
     )
+
+
+async def _found(drive: Drive, run: Run, call: Call, result: Any) -> Inverse:
+    """What undoes an effect that the world says is there, as far as the call says; NONE leaves what was declared."""
+    declared = await _declare(drive, run, call) if call.undo is not None else NONE
+    if declared.live is not None:
+        run.live[run.id, call.number] = declared.live
+    derived = await _derive(drive, run, call, declared, Outcome("done", result, probed="present"))
+    if derived is declared:
+        return NONE
+    if derived.live is not None:
+        run.live[run.id, call.number] = derived.live
+    return derived
 
 
 async def _conflict(drive: Drive, run: Run, call: Call, args: bytes) -> tuple[bool, Any]:

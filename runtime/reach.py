@@ -13,11 +13,12 @@ from typing import Any
 
 import msgspec
 
+from ..store.errors import AmendsError
 from .current import outside
 from .drive import Drive, Ran
 from .engine import Engine, Run
 from .hosts import Hosts, Outcome
-from .inverse import Recorded, arguments
+from .inverse import NONE, Inverse, Recorded, arguments
 from .openings import blob_at, raw_fields
 from .perform import ask, says_nothing
 from .saga import Saga
@@ -68,6 +69,10 @@ class HostReach:
             return host.call(name, "probe", kwargs, step.key, saga.id, step.number, 1, CALL_MS)
 
         return await _hosted(drive, called)
+
+    async def refined(self, drive: Drive, saga: Saga, step: Step, result: Any) -> Inverse:
+        """The factory lived in the process that died."""
+        return NONE
 
 
 def _probe_of(engine: Engine, step: Step) -> tuple[str, Mapping[str, Any] | None, Mapping[str, Any]] | None:
@@ -125,6 +130,15 @@ class LiveReach(HostReach):
             return await super().probe(drive, saga, step)
         said = await ask(drive, *mine)
         return Outcome(said.amends_outcome, said.result, said.note)
+
+    async def refined(self, drive: Drive, saga: Saga, step: Step, result: Any) -> Inverse:
+        refine = self._run.refine.get((saga.id, step.number)) if self._run else None
+        if refine is None:
+            return NONE
+        try:
+            return await refine(drive, result)
+        except AmendsError:  # the factory cannot use what the probe told: what was declared stands, or nothing does
+            return NONE
 
 
 def _said(ran: Ran) -> Outcome:

@@ -17,6 +17,7 @@ from .step import (
     DONE,
     FAILED,
     INTENDED,
+    MAY_STAND,
     REFUSED,
     STUCK,
     UNDO_LOST,
@@ -76,15 +77,14 @@ def step_view(saga: Saga, step: Step) -> StepView:
     )
 
 
-def standing(saga: Saga) -> list[Step]:
-    """Steps whose effect stands (or may) without being accounted for: none in a committed saga, or while it runs."""
-    if saga.out in ("committed", "continued") or saga.phase in (RUNNING, JOINED):
-        return [step for step in saga.steps.values() if step.state == UNKNOWN and saga.phase != RUNNING]
-    return [
-        step
-        for step in saga.steps.values()
-        if step.state in (INTENDED, DONE, UNKNOWN, UNDOING, UNDO_LOST, STUCK) or step.late
-    ]
+def stands(saga: Saga, step: Step, *, lives: bool) -> bool:
+    """Whether an effect stands, or may, without being accounted for: in a committed saga what nobody knows about, in one
+    that runs (lives: somebody drives it) nothing yet."""
+    if saga.out in ("committed", "continued"):
+        return step.state == UNKNOWN
+    if saga.phase in (RUNNING, JOINED) and lives:
+        return False
+    return step.state in MAY_STAND or step.late
 
 
 class RollbackReport:
@@ -96,7 +96,7 @@ class RollbackReport:
         self.cause = cause
         pairs = [(saga, step) for saga in self.sagas for step in saga.steps.values()]
         self.steps = [step_view(saga, step) for saga, step in sorted(pairs, key=lambda pair: pair[1].seq)]
-        self._standing = [step for saga in self.sagas for step in standing(saga)]
+        self._standing = [step for saga, step in pairs if stands(saga, step, lives=True)]
 
     def _in(self, *states: str) -> list[StepView]:
         return [step for step in self.steps if step.state in states]

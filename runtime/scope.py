@@ -14,6 +14,7 @@ import os
 import signal
 import sys
 import threading
+import unicodedata
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from types import TracebackType
 from typing import Any
@@ -85,8 +86,10 @@ class Plan:
         _one_of("on_compensation_failure", on_compensation_failure, ("halt", "continue"))
         if restart is not None and (not isinstance(restart, str) or not restart.strip()):
             raise BadValue("restart= takes the name of the person who lets it run again.")
-        if id is not None and (not isinstance(id, str) or not id or len(id) > 1024):
-            raise BadValue(f"A saga id is text of 1 to 1024 characters; this is {id!r}.")
+        if id is not None:
+            _spoken("id", id)
+        if name is not None:
+            _spoken("name", name)
         if on_crash == "resume" and id is None:
             raise BadValue("on_crash='resume' needs an id.", next='Write saga_scope(id="order-42", on_crash="resume").')
         self.id, self.name, self.kit = id, name, kit
@@ -98,6 +101,16 @@ class Plan:
         """The same wishes for the saga that goes on under another id."""
         return Plan(
             id, self.name, self.kit, self.on_crash, self.within, self.barriers, self.on_failure, None, "", False
+        )
+
+
+def _spoken(what: str, value: Any) -> None:
+    """Text that people can say and no device mistakes: 1 to 1024 characters, none of them for control, no half ones."""
+    said = isinstance(value, str) and 0 < len(value) <= 1024
+    if not said or any(unicodedata.category(character) in ("Cc", "Cs") for character in value):
+        raise BadValue(
+            f"A saga's {what} is text of 1 to 1024 characters without control characters; this is {repr(value)[:80]}.",
+            code="bad_saga_id",
         )
 
 
@@ -779,6 +792,8 @@ def _hand_down(old: Run, new: Run, draft: Draft, family: Sequence[Saga]) -> None
         new.live[after] = old.live[before]
     if before in old.probes:
         new.probes[after] = old.probes[before]
+    if before in old.refine:
+        new.refine[after] = old.refine[before]
 
 
 def _refuse_unfinished(family: Sequence[Saga]) -> None:

@@ -67,6 +67,10 @@ OUT: dict[str, dict[str, dict[str, str]]] = {
 }
 
 
+MAY_STAND = frozenset({INTENDED, DONE, UNKNOWN, UNDOING, UNDO_LOST, STUCK})
+"""States in which an effect stands, or may."""
+
+
 class Step(msgspec.Struct, array_like=True):
     """One step as folded. `*_seq` are positions in the log, 0 where there is none; times are lived milliseconds.
 

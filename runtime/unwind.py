@@ -17,7 +17,7 @@ from .due import Action, End, Escalate, Lost, Probe, Rest, Undo, Wait, Withdraw,
 from .engine import Engine
 from .facts import body, fact
 from .hosts import Outcome
-from .inverse import Recorded, read
+from .inverse import NONE, Inverse, Recorded, read
 from .openings import blob_at
 from .report import RollbackReport
 from .saga import JOINED, RUNNING, SUSPENDED, Saga
@@ -42,6 +42,9 @@ class Reach(Protocol):
 
     async def probe(self, drive: Drive, saga: Saga, step: Step) -> Outcome:
         """Ask the world about the forward effect: present, absent or cannot_tell."""
+
+    async def refined(self, drive: Drive, saga: Saga, step: Step, result: Any) -> Inverse:
+        """What undoes an effect whose result a probe has told; NONE leaves what was declared."""
 
 
 def held(engine: Engine, family: Sequence[Saga], drafts: Sequence[Draft]) -> Decide:
@@ -168,10 +171,20 @@ async def _probe(
         await drive.grown(engine.log, engine.log.size, min(left / 1000, LONGEST_LOOK))
         return
     out = said.outcome if said.outcome in ("present", "absent") else "cannot_tell"
-    drafts = [of(saga, "step.probed", _told(said), step=step.number, out=out)]
+    inverse = await reach.refined(drive, saga, step, said.result) if out == "present" else NONE
+    drafts = [probed(saga, step, said, out, inverse)]
     if step.state == UNDO_LOST and out == "absent":
         drafts.append(of(saga, "undo.done", step=step.number, out="already"))
     await drive.commit(engine.log, held(engine, family, drafts))
+
+
+def probed(saga: Saga, step: Step, said: Outcome, out: str, inverse: Inverse) -> Draft:
+    """What the world said, with the inverse that its answer refines."""
+    found = inverse is not NONE
+    return of(
+        saga, "step.probed", _told(said, inverse.payload), step=step.number, out=out,
+        inv=inverse.inv if found else "", handler=inverse.handler, again=inverse.again,
+    )  # fmt: skip
 
 
 async def _undo(
@@ -223,9 +236,10 @@ def _outcome(saga: Saga, step: Step, done: Outcome, last: bool) -> list[Draft]:
     return drafts
 
 
-def _told(done: Outcome) -> bytes:
+def _told(done: Outcome, compensation: bytes = b"") -> bytes:
     """What a handler said, for people."""
     return body(
+        compensation=compensation,
         error=encode(fitting(done.why)) if done.why else b"",
         host=encode(fitting(done.host)) if done.host else b"",
         note=encode(fitting(done.note)) if done.note else b"",

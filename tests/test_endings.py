@@ -1101,3 +1101,29 @@ def test_what_lands_in_the_moment_an_unwinding_stops_is_not_left(kit: AgentKit, 
         )  # fmt: skip
     assert moments and "step.landed" in kinds(kit, saga.header_id)
     assert aborted.value.report.clean and not world.effects and not kit.engine.state.sagas
+
+
+@pytest.mark.promise("1.14")
+def test_what_a_probe_finds_is_undone_by_what_its_answer_derives(memory: AgentKit) -> None:
+    """Only a derived inverse, a lost answer, and a probe that tells the result: the effect is not an orphan."""
+    stands: list[str] = []
+
+    def book() -> dict[str, str]:
+        stands.append("r-1")
+        raise TimeoutError("no answer")
+
+    looks: list[int] = []
+
+    def look() -> Any:
+        looks.append(1)
+        return CANNOT_TELL if len(looks) == 1 else PRESENT({"id": "r-1"})
+
+    def cancel(id: str) -> None:
+        stands.remove(id)
+
+    with pytest.raises(SagaAborted) as aborted, memory.transaction() as saga:
+        saga.execute(
+            "hotel", book, {}, semantics=COMPENSABLE, probe=look, settle=0.05,
+            compensate=lambda result: Compensation(cancel, {"id": result["id"]}),
+        )  # fmt: skip
+    assert stands == [] and aborted.value.report.clean

@@ -148,6 +148,10 @@ def given_up(kit: AgentKit) -> None:
     aborted(kit, "plain", {"undo": undo()}, {"fn": lambda: None})
     with pytest.raises(SagaAborted), saga_scope("lost", kit=kit) as made:
         made.execute("book", lose, semantics=COMPENSABLE, undo=undo(), settle=0.01)
+    said = [CANNOT_TELL, PRESENT("there")]  # asked once more when it is unwound
+    with pytest.raises(SagaAborted), saga_scope("found", kit=kit) as made:
+        made.execute("book", lose, semantics=COMPENSABLE, settle=0.01, probe=lambda: said.pop(0),
+                     compensate=lambda result: undo())  # fmt: skip
     with pytest.raises(SagaAborted), saga_scope("asked", kit=kit) as made:
         made.execute("book", lose, semantics=COMPENSABLE, settle=0.01, probe=lambda: CANNOT_TELL("who knows"))
     for handler in ("tour.broken", "tour.once"):

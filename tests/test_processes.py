@@ -21,6 +21,8 @@ from world import eventually, fold, killed
 from worlds import World, kill
 
 from amends import COMPENSABLE, REVERSIBLE, AgentKit, Refused, SagaAborted, current_saga, saga_scope
+from amends.runtime import drive
+from amends.runtime.pool import SHARED
 from amends.runtime.state import State
 from amends.store.audit import verify
 
@@ -170,6 +172,34 @@ def test_a_child_forked_inside_a_scope_that_falls_out_of_it_undoes_nothing_of_it
     assert told.endswith("[]"), f"the child undid its parent's work: {told}"
     assert vendor.standing == ["one", "two"] and fold(device, device.engine.hide("parent")).out == "committed"
     os.close(read), os.close(write)
+
+
+@needs_fork
+@pytest.mark.promise("14.7")
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+def test_a_fork_while_another_thread_holds_a_lock_of_ours_leaves_the_child_free_to_go_on(device: AgentKit) -> None:
+    def child() -> None:
+        signal.alarm(20)
+        vendor = Vendor()
+        with contextlib.suppress(SagaAborted), saga_scope(kit=device) as saga:
+            saga.execute("hotel", vendor.abook, {"what": "a"}, undo=vendor.undo, timeout=10, **TOOL)
+            saga.execute("hotel", vendor.book, {"what": "b"}, undo=vendor.undo, timeout=10, **TOOL)
+            raise ValueError
+        assert vendor.undos == ["b", "a"]
+
+    def holds() -> None:
+        with AgentKit._lock, AgentKit._lock_driver, drive._loop_lock, SHARED._more:
+            held.set()
+            assert forked_by_now.wait(20)
+
+    held, forked_by_now = threading.Event(), threading.Event()
+    thread = threading.Thread(target=holds)
+    thread.start()
+    assert held.wait(20)
+    pid = forked(child)
+    forked_by_now.set()
+    assert ended(pid) == 0
+    thread.join()
 
 
 # ---- multiprocessing ------------------------------------------------------------------------------------------------

@@ -31,8 +31,8 @@ def became(state: str) -> str:
 
 def test_the_page_has_every_way_that_a_step_may_go() -> None:
     should = [[state or "(new)", _SHOWN.get(state, ""), became(state)] for state in TABLE]
-    assert [[state, shown.removesuffix(", or orphaned"), text] for state, shown, text in rows("1. The life of a step")] \
-        == should  # fmt: skip
+    told = rows("1. The life of a step")
+    assert [[state, shown.removesuffix(", or orphaned"), text] for state, shown, text in told] == should
 
 
 def test_the_page_has_every_semantics_and_who_is_asked() -> None:

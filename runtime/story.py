@@ -13,30 +13,27 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from ..runtime.inverse import Recorded, read
-from ..runtime.kit import AgentKit
-from ..runtime.openings import raw_fields, when, whole
-from ..runtime.report import outcome, step_view
-from ..runtime.saga import ENDED, JOINED, RUNNING, Saga, replay
-from ..runtime.step import (
+from ..store.log import Record
+from .inverse import Recorded, read
+from .kit import AgentKit
+from .openings import raw_fields, when, whole
+from .report import outcome, stands, step_view
+from .saga import ENDED, Saga, replay
+from .step import (
     ACCEPTED,
     COMPENSATED,
     DONE,
     FAILED,
-    INTENDED,
     REFUSED,
     STUCK,
     UNDO_LOST,
     UNDOING,
-    UNKNOWN,
     WAITING,
     Step,
 )
-from ..runtime.values import decode, is_manifest
-from ..store.log import Record
+from .values import decode, is_manifest
 
 FINAL = ("committed", "compensated", "refused")
-MAY_STAND = (INTENDED, DONE, UNKNOWN, UNDOING, UNDO_LOST, STUCK)
 GONE = (COMPENSATED, FAILED, REFUSED, ACCEPTED)
 PAGE = 500
 
@@ -212,12 +209,8 @@ class Story:
 
     def _stands(self, one: StepStory) -> bool:
         saga = one.now_in.saga
-        if saga.out in ("committed", "continued"):
-            return one.now.state == UNKNOWN
         root = self.root.saga if one.now_in in (self.root, *self.inner) else saga
-        if saga.phase in (RUNNING, JOINED) and self.lives(root):
-            return False
-        return one.now.state in MAY_STAND or one.now.late
+        return stands(saga, one.now, lives=self.lives(root))
 
     @cached_property
     def standing(self) -> list[StepStory]:
