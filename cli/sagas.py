@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import click
 
 from ..runtime.daemon import name_of
-from ..runtime.followup import resolve
+from ..runtime.followup import Use, built_on, resolve
 from ..runtime.inbox import Item, commands, item_id, items, queue
 from ..runtime.kit import AgentKit
 from ..runtime.openings import raw_fields, when
@@ -339,13 +339,13 @@ def undo(saga: str, step: int | None, dry_run: bool, by: str, reason: str, impor
     if dry_run:
         with looking() as kit:
             report = kit.undo(saga, by=by or "dry run", reason=reason or "dry run", step=step, dry_run=True)
-            return _reported(kit, report, dry_run=True)
+            return _reported(kit, report, dry_run=True, later=built_on(kit, resolve(kit, saga)))
     with acting(imports) as kit:
         report = kit.undo(saga, by=by, reason=reason, step=step)
         return _reported(kit, report, dry_run=False)
 
 
-def _reported(kit: AgentKit, report: RollbackReport, *, dry_run: bool) -> int:
+def _reported(kit: AgentKit, report: RollbackReport, *, dry_run: bool, later: Sequence[Use] = ()) -> int:
     """Say what a rollback did, or would do."""
     family = report.sagas
     undone = sorted(
@@ -363,6 +363,7 @@ def _reported(kit: AgentKit, report: RollbackReport, *, dry_run: bool) -> int:
                 {"step": view.step, "tool": view.tool, "state": view.state, "reason": _stands_why(family, view) or None}
                 for view in standing
             ],
+            "built_on": [use._asdict() for use in later],
         })  # fmt: skip
         return NOTHING if report.clean else SOMETHING
     would = "would be undone by" if dry_run else "was undone by"
@@ -372,6 +373,8 @@ def _reported(kit: AgentKit, report: RollbackReport, *, dry_run: bool) -> int:
         would = "would stand: " if dry_run else "stands: "
         why = REASONS.get(_stands_why(family, view), ("",))[0]
         ui.say(ui.Word(would, "bad"), f"step {view.step} {view.tool}, {view.state}. {why}")
+    for use in later:
+        ui.say(f"built on it since: {use.saga}, step {use.step} {use.tool}")
     if dry_run:
         ui.say("Nothing was changed.")
     else:

@@ -5,8 +5,11 @@ The follow-up carries the steps that stand, with the keys they had, and is unwou
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+import json
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import msgspec
 
 from ..store.chain import Draft
 from ..store.errors import BadValue, Fenced, NotFound, Refused
@@ -17,7 +20,7 @@ from .drive import BLOCKING, Drive, run
 from .engine import Run
 from .facts import body, fact
 from .inbox import named
-from .openings import fields_of, opened_as, spread, whole
+from .openings import fields_of, opened_as, raw_fields, spread, whole
 from .report import RollbackReport
 from .saga import ENDED, UNWINDING, Saga, replay
 from .state import State
@@ -83,6 +86,55 @@ def family_of(kit: AgentKit, saga: Saga) -> list[Saga]:
             assert inner is not None
             family.append(inner)
     return family
+
+
+TELLING = 6
+"""Characters from which a text in a result says what it came from: an id, not a word."""
+LOOKED_AT = 50_000
+
+
+class Use(NamedTuple):
+    """A later step that was given something this saga's results returned."""
+
+    saga: str
+    step: int
+    tool: str
+
+
+def built_on(kit: AgentKit, saga: Saga) -> list[Use]:
+    """Steps of other sagas, later on this device, whose arguments hold a text from this saga's results.
+
+    A look and not a proof: what went through another system, or was computed, is not seen. The newest LOOKED_AT
+    records are looked at.
+    """
+    family = family_of(kit, saga)
+    results = [
+        raw_fields(record.blob).get("result", b"null")
+        for member in family
+        for record in whole(kit.log.thread(member.id))
+        if record.entry.step
+    ]
+    texts = {json.dumps(text).encode() for result in results for text in _texts(msgspec.json.decode(result))}
+    own = {member.id for member in family} | {later.id for later in followups(kit, saga)}
+    found = []
+    for record in kit.log.records(max(saga.opened_seq, kit.log.size - LOOKED_AT)):
+        entry = record.entry
+        if entry.saga in own or not entry.tool or not record.blob or entry.kind == "step.carried":
+            continue
+        args = raw_fields(record.blob).get("args", b"")
+        if any(text in args for text in texts):
+            found.append(Use(opened_as(kit.log, entry.saga)[0] or entry.saga, entry.step, entry.tool))
+    return found
+
+
+def _texts(value: Any) -> Iterator[str]:
+    """Every text in a JSON value that is long enough to be an id."""
+    if isinstance(value, str):
+        if len(value) >= TELLING:
+            yield value
+    elif isinstance(value, dict | list):
+        for item in value.values() if isinstance(value, dict) else value:
+            yield from _texts(item)
 
 
 def _undone(kit: AgentKit, later: Sequence[Saga]) -> set[int]:

@@ -78,8 +78,8 @@ def step_view(saga: Saga, step: Step) -> StepView:
 
 
 def stands(saga: Saga, step: Step, *, lives: bool) -> bool:
-    """Whether an effect stands, or may, without being accounted for: in a committed saga what nobody knows about, in one
-    that runs (lives: somebody drives it) nothing yet."""
+    """Whether an effect stands, or may, without being accounted for: in a committed saga what nobody knows about, in
+    one that runs (lives: somebody drives it) nothing yet."""
     if saga.out in ("committed", "continued"):
         return step.state == UNKNOWN
     if saga.phase in (RUNNING, JOINED) and lives:

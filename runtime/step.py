@@ -6,6 +6,8 @@ inverse, never stored.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import msgspec
 
 from ..store.entry import Entry
@@ -126,31 +128,70 @@ def advance(step: Step | None, entry: Entry, lived: int) -> Step:
         _declare(step, entry, lived)
     elif entry.inv:
         _derive(step, entry)
-    if kind == "step.landed" and entry.out == "done":
-        if step.provisional:  # it was undone, or is being undone, before anybody knew that it was there
-            step.late = step.late or before in (COMPENSATED, UNDOING, UNDO_LOST, STUCK)
-        elif before == COMPENSATED:
-            step.state = COMPENSATED
-    if kind in ("step.done", "step.failed", "step.landed") or (kind == "step.probed" and there != UNKNOWN):
-        step.ended_seq = entry.seq
-    elif kind == "step.asked":
-        step.asked_seq, step.asked_lived = entry.seq, lived
-    elif kind == "step.attempted":
-        step.attempts = entry.attempt
-    elif kind in ("step.lost", "undo.lost"):
-        step.lost_lived = lived
-    elif kind == "undo.intended":
-        step.undo_attempts += 1
-        step.undo_key, step.settled = entry.key, ""
-        step.provisional = step.provisional or before == UNKNOWN
-        step.late = step.late and entry.scope != "undo/late"
-    elif kind == "undo.done":
-        step.undone_seq, step.note = entry.seq, entry.out
-        if step.late:  # it landed while its provisional compensation ran: due once more
-            step.state = DONE
-    if kind == "step.probed":
-        step.settled = entry.out
+    note = NOTES.get(kind)
+    if note is not None:
+        note(step, entry, lived, before)
     return step
+
+
+def _over(step: Step, entry: Entry, lived: int, before: str) -> None:
+    step.ended_seq = entry.seq
+
+
+def _landed(step: Step, entry: Entry, lived: int, before: str) -> None:
+    step.ended_seq = entry.seq
+    if entry.out != "done":
+        return
+    if step.provisional:  # it was undone, or is being undone, before anybody knew that it was there
+        step.late = step.late or before in (COMPENSATED, UNDOING, UNDO_LOST, STUCK)
+    elif before == COMPENSATED:
+        step.state = COMPENSATED
+
+
+def _probed(step: Step, entry: Entry, lived: int, before: str) -> None:
+    step.settled = entry.out
+    if step.state != UNKNOWN:
+        step.ended_seq = entry.seq
+
+
+def _asked(step: Step, entry: Entry, lived: int, before: str) -> None:
+    step.asked_seq, step.asked_lived = entry.seq, lived
+
+
+def _attempted(step: Step, entry: Entry, lived: int, before: str) -> None:
+    step.attempts = entry.attempt
+
+
+def _lost(step: Step, entry: Entry, lived: int, before: str) -> None:
+    step.lost_lived = lived
+
+
+def _undo_intended(step: Step, entry: Entry, lived: int, before: str) -> None:
+    step.undo_attempts += 1
+    step.undo_key, step.settled = entry.key, ""
+    step.provisional = step.provisional or before == UNKNOWN
+    step.late = step.late and entry.scope != "undo/late"
+
+
+def _undo_done(step: Step, entry: Entry, lived: int, before: str) -> None:
+    step.undone_seq, step.note = entry.seq, entry.out
+    if step.late:  # it landed while its provisional compensation ran: due once more
+        step.state = DONE
+
+
+NOTES: dict[str, Callable[[Step, Entry, int, str], None]] = {
+    "step.asked": _asked,
+    "step.attempted": _attempted,
+    "step.done": _over,
+    "step.failed": _over,
+    "step.landed": _landed,
+    "step.lost": _lost,
+    "step.probed": _probed,
+    "undo.done": _undo_done,
+    "undo.intended": _undo_intended,
+    "undo.lost": _lost,
+}
+"""What a fact leaves in a step beside its state; `before` is the state it met."""
 
 
 def may_land_for(step: Step, lived: int) -> int:

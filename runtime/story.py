@@ -9,13 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 
 from ..store.log import Record
 from .inverse import Recorded, read
-from .kit import AgentKit
 from .openings import raw_fields, when, whole
 from .report import outcome, stands, step_view
 from .saga import ENDED, Saga, replay
@@ -32,6 +31,9 @@ from .step import (
     Step,
 )
 from .values import decode, is_manifest
+
+if TYPE_CHECKING:
+    from .kit import AgentKit
 
 FINAL = ("committed", "compensated", "refused")
 GONE = (COMPENSATED, FAILED, REFUSED, ACCEPTED)

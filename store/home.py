@@ -14,6 +14,7 @@ are refused with the reason. A tmpfs is allowed and said, since it forgets at re
 from __future__ import annotations
 
 import base64
+import errno
 import os
 import re
 from contextlib import contextmanager, suppress
@@ -23,7 +24,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import msgspec
 
 from . import driver
-from .errors import HomeRefused, Malformed, YouErred
+from .errors import DiskFull, HomeRefused, Malformed, YouErred
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -227,7 +228,7 @@ class Home:
         if len(seed) != SEED_BYTES:
             raise HomeRefused(
                 f"{self.seed} holds {len(seed)} bytes where {SEED_BYTES} are asked: the keys of this device are lost.",
-                next="Put the file back from a copy. The log can still be read.",
+                next="Put the file back from a copy; with it moved away, the log can still be read.",
                 code="keys_missing",
             )
         if os.name != "nt" and (mode := self.seed.stat().st_mode & 0o777) & 0o077:
@@ -318,7 +319,9 @@ def keys_missing(home: Home) -> HomeRefused:
     )
 
 
-def _cannot_make(path: Path, error: OSError) -> YouErred:
+def _cannot_make(path: Path, error: OSError) -> YouErred | DiskFull:
+    if error.errno == errno.ENOSPC:
+        return DiskFull(f"The home {path} cannot be made: no space is left.", next="Free some, or use another disk.")
     return YouErred(
         f"The home {path} cannot be made: {error.strerror or error}.",
         next="Choose another folder with --home or AMENDS_HOME.",

@@ -121,7 +121,7 @@ def open_log(
     with_keys = home.seed.exists()
     if write and not with_keys:
         raise keys_missing(home)
-    if not write and not home.db.exists():
+    if not write and not home.db.exists() and not with_keys:
         raise _nothing_here(home)
     identity: Identity | Reader
     if with_keys:
@@ -137,7 +137,7 @@ def open_log(
             if not with_keys or (not write and genesis is not None and genesis.log != identity.log_key.hex()):
                 identity = Reader(home, genesis)
             for objection in objections(identity, anchors, peek):
-                if write:
+                if write or not peek.size:  # a log that vanished is no home that nobody has made yet
                     raise objection.refusal()
                 troubles.append(objection.message)
             fresh = not peek.size

@@ -166,7 +166,7 @@ def until(said: Callable[[], Any]) -> Any:
 
 @pytest.mark.promise("12")
 @pytest.mark.parametrize("verb", ["ps", "show x", "log", "inbox", "status", "doctor", "verify", "approve x --by A",
-                                  "undo x --by A --reason B", "retry x", "accept x --by A --reason B"])  # fmt: skip
+                                  "undo x --by A --reason B", "retry x --by A", "accept x --by A --reason B"])  # fmt: skip
 def test_a_missing_home_is_said_with_how_to_begin_and_is_not_made(verb: str, tmp_path: Path) -> None:
     result = run(*verb.split())
     assert result.exit_code == 2
@@ -257,7 +257,7 @@ def test_no_control_or_invisible_character_is_ever_printed(text: str) -> None:
 @pytest.mark.promise("12")
 def test_escapes_in_names_arguments_and_errors_do_not_reach_the_terminal(kit: AgentKit) -> None:
     evil = "\x1b]0;owned\x07\x1b[2J\u202e"
-    with pytest.raises(SagaAborted), saga_scope(f"a{evil}", name=evil, kit=kit) as saga:
+    with pytest.raises(SagaAborted), saga_scope("a\u202eb", name="\u202ec", kit=kit) as saga:
         saga.execute("shop.charge", charge, {"n": {evil: evil}}, semantics=COMPENSABLE, undo=undo(evil))
         raise ValueError(evil)
     header = asked("ps")[0]["id"]
@@ -797,3 +797,22 @@ def test_an_irreversible_step_shows_that_nothing_takes_it_back(kit: AgentKit) ->
     [step] = asked("show", "order-1")["steps"]
     assert (step["semantics"], step["state"], step["compensation"]) == ("irreversible", "done", None)
     assert "a named person decides" in run("show", "order-1", "--why").stdout
+
+
+@pytest.mark.promise("6.2")
+@pytest.mark.parametrize("vanish", [lambda db: db.unlink(), lambda db: db.write_bytes(b"")])
+def test_a_log_that_vanished_is_not_a_home_that_nobody_has_made(tmp_path, vanish) -> None:
+    from amends import AgentKit, saga_scope
+
+    home = tmp_path / "home"
+    with AgentKit(home=home) as kit, saga_scope("order", kit=kit) as saga:
+        saga.execute("pay", lambda: 1, {}, semantics="compensable")
+    for name in ("amends.db-wal", "amends.db-shm"):
+        (home / name).unlink()
+    vanish(home / "amends.db")
+    for verb in ("ps", "status", "log", "inbox"):
+        done = subprocess.run(
+            [sys.executable, "-m", "amends.cli", "--home", str(home), verb], capture_output=True, text=True
+        )
+        told = done.stdout + done.stderr
+        assert (done.returncode in (4, 3)) and "no_home" not in told and "gone" in told, (verb, told)

@@ -10,7 +10,7 @@ from world import World, fold
 
 from amends import COMPENSABLE, IRREVERSIBLE, AgentKit, Compensation, Refused, SagaAborted, compensator, saga_scope
 from amends.runtime import tools, unwind
-from amends.runtime.followup import followups, resolve
+from amends.runtime.followup import built_on, followups, resolve
 from amends.store.errors import BadValue, NotFound
 
 
@@ -212,3 +212,15 @@ def test_of_two_who_undo_the_same_saga_at_once_one_is_told(tmp_path) -> None:
             kit.undo("order", by="Ada", reason="first")
         assert refused.value.code == "saga_busy" and planned
     assert calls == ["refund"]
+
+
+@pytest.mark.promise("1.20")
+def test_a_dry_run_names_the_steps_that_were_built_on_it_since(memory: AgentKit) -> None:
+    with saga_scope("book", kit=memory) as saga:
+        booked = saga.execute("hotel.book", lambda: {"id": "res-481516"}, semantics=COMPENSABLE)
+    with saga_scope("mail", kit=memory) as saga:
+        saga.execute("mail.send", lambda text: None, {"text": f"see you, {booked['id']}"}, semantics=COMPENSABLE)
+        saga.execute("bill.pay", lambda reservation: None, {"reservation": booked["id"]}, semantics=COMPENSABLE)
+        saga.execute("taxi.order", lambda to: None, {"to": "the sea"}, semantics=COMPENSABLE)
+    assert built_on(memory, resolve(memory, "book")) == [("mail", 2, "bill.pay")]
+    assert built_on(memory, resolve(memory, "mail")) == []

@@ -589,3 +589,14 @@ def test_a_finished_saga_is_read_by_many_at_once(kit: AgentKit, world: World) ->
         return await asyncio.gather(*(read() for _ in range(3)))
 
     assert asyncio.run(many()) == [(first, second)] * 3 and world.calls == 2
+
+
+@pytest.mark.promise("1.11")
+@pytest.mark.parametrize("id", ["order-1\x001", "\ud800", "a\nb", "x" * 1025, "", 5])
+def test_an_id_that_could_pass_for_another_or_cannot_be_said_is_refused(memory: AgentKit, id: Any) -> None:
+    with pytest.raises(BadValue) as refused:
+        saga_scope(id, kit=memory)
+    assert refused.value.code == "bad_saga_id" and len(str(refused.value)) < 300
+    if id is not None and id != 5:
+        with pytest.raises(BadValue):
+            saga_scope("fine", name=id, kit=memory)
