@@ -7,7 +7,6 @@ Two families, because the remedy differs: `YouErred` means the caller can fix it
 
 from __future__ import annotations
 
-
 LOST_RACES = frozenset({"decided", "expired", "fenced", "saga_busy"})
 """Codes that say that somebody was faster or the time was over: exit 1, whatever else their class says."""
 
