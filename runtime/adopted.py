@@ -59,8 +59,10 @@ def carry_over(kit: AgentKit) -> list[str]:
 
     Run again after a crash it does what is left.
     """
+    if kit.home is None or not kit.home.load_install().left:  # nearly every home: no record is read for it
+        return []
     origin = follows(kit)
-    if not origin or kit.home is None:
+    if not origin:
         return []
     with Evidence(kit.home.db) as evidence:
         if origin not in evidence.origins():

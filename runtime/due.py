@@ -101,10 +101,7 @@ def due(family: list[Saga], now: Now) -> Action:
 def unwinding_order(family: list[Saga]) -> list[tuple[Saga, Step]]:
     """Steps with something left to settle, youngest first: unknown ones by intent, before the others by completion."""
     left = [
-        (saga, step)
-        for saga in family
-        for step in saga.steps.values()
-        if not settled(step) and step.state != ACCEPTED
+        (saga, step) for saga in family for step in saga.steps.values() if not settled(step) and step.state != ACCEPTED
     ]
     return sorted(left, key=lambda pair: _age(pair[1]), reverse=True)
 

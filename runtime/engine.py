@@ -193,16 +193,12 @@ class Guarded:
         if saga.fence != run.fence or saga.driver != run.engine.driver:
             raise _taken(run)
         if saga.phase != RUNNING and any(draft.kind in NEW_EFFECTS for draft in self.drafts):
-            raise Refused(
-                f"Saga {run.name} is {saga.phase}; no new step may start in it.", code="saga_not_running"
-            )
+            raise Refused(f"Saga {run.name} is {saga.phase}; no new step may start in it.", code="saga_not_running")
         return self.drafts
 
 
 def _taken(run: Run) -> Fenced:
-    return Fenced(
-        f"Saga {run.name} was taken over by another process.", next=f"Run `amends show {run.name} --why`."
-    )
+    return Fenced(f"Saga {run.name} was taken over by another process.", next=f"Run `amends show {run.name} --why`.")
 
 
 def _chain_of_openings(run: Run | None, state: State) -> list[Draft]:
@@ -400,9 +396,7 @@ def _abandon(run: Run, call: Call, stop: BaseException) -> None:
         _watch(run, call, running)
 
 
-async def _settle(
-    drive: Drive, run: Run, call: Call, inverse: Inverse, early: Early | None, outcome: Outcome
-) -> Any:
+async def _settle(drive: Drive, run: Run, call: Call, inverse: Inverse, early: Early | None, outcome: Outcome) -> Any:
     if _given_up(run, call):
         raise _land(run, call, outcome)
     try:
@@ -477,9 +471,7 @@ async def _fall_back(drive: Drive, run: Run, call: Call) -> Any:
     return await execute(drive, run, other)
 
 
-async def _done(
-    drive: Drive, run: Run, call: Call, inverse: Inverse, early: Early | None, outcome: Outcome
-) -> Any:
+async def _done(drive: Drive, run: Run, call: Call, inverse: Inverse, early: Early | None, outcome: Outcome) -> Any:
     flaw: AmendsError | None = None
     result, shown = outcome.result, b""
     try:
@@ -904,4 +896,3 @@ def _if_unsettled(run_: Run, number: int, draft: Draft) -> Decide:
         return (draft,)
 
     return decide
-

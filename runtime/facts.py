@@ -39,6 +39,7 @@ KINDS = {
     "undo.lost": "the answer of its compensation was lost",
 }
 
+
 def fact(kind: str, *openings: bytes, up: bool = False, **header: Any) -> Draft:
     """A draft of one fact. Header keys with an empty value are left out; an opening is a `body`, of any size."""
     kept = tuple([opening for opening in openings if len(opening) > 2])

@@ -5,7 +5,6 @@ The follow-up carries the steps that stand, with the keys they had, and is unwou
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -38,9 +37,9 @@ def resolve(kit: AgentKit, name: str) -> Saga:
     state = kit.engine.state
     newest: Saga | None = None
     generation = 0
-    while (found := state.past(
-        kit.engine.hide(name if not generation else f"{name}\0{generation}"), derived=True
-    )) is not None:
+    while (
+        found := state.past(kit.engine.hide(name if not generation else f"{name}\0{generation}"), derived=True)
+    ) is not None:
         newest, generation = found, generation + 1
     if newest is not None:
         return newest
@@ -114,7 +113,7 @@ def built_on(kit: AgentKit, saga: Saga) -> list[Use]:
         for record in whole(kit.log.thread(member.id))
         if record.entry.step
     ]
-    texts = {json.dumps(text).encode() for result in results for text in _texts(msgspec.json.decode(result))}
+    texts = {msgspec.json.encode(text) for result in results for text in _texts(msgspec.json.decode(result))}
     own = {member.id for member in family} | {later.id for later in followups(kit, saga)}
     found = []
     for record in kit.log.records(max(saga.opened_seq, kit.log.size - LOOKED_AT)):
@@ -128,7 +127,9 @@ def built_on(kit: AgentKit, saga: Saga) -> list[Use]:
 
 
 def _texts(value: Any) -> Iterator[str]:
-    """Every text in a JSON value that is long enough to be an id."""
+    """Every text in a JSON value that is long enough to be an id; of a tagged one its content, and not the tag."""
+    if isinstance(value, dict) and "$" in value:
+        value = value.get("v")
     if isinstance(value, str):
         if len(value) >= TELLING:
             yield value

@@ -43,11 +43,6 @@ class Handlers(NamedTuple):
 
     specs: tuple[Spec, ...] = ()
 
-    def find(self, name: str) -> tuple[Spec, ...]:
-        """The hosts to ask for a handler: the program of that name, else every Python host."""
-        programs = tuple(spec for spec in self.specs if isinstance(spec, ExecSpec) and spec.name == name)
-        return programs or tuple(spec for spec in self.specs if isinstance(spec, PythonSpec))
-
 
 def load(path: Path | str) -> Handlers:
     """The hosts a file declares; none if there is no file. Raises BadHandlersFile with file, line and expectation."""

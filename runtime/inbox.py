@@ -18,7 +18,7 @@ from .drive import BLOCKING, run
 from .facts import body, fact
 from .openings import opened_as, when
 from .report import REASONS, RollbackReport
-from .saga import Saga
+from .saga import RUNNING, SUSPENDED, Saga
 from .state import State
 from .step import WAITING, Step
 from .unwind import take, unwind
@@ -61,7 +61,7 @@ def _items(kit: AgentKit) -> Iterator[Item]:
             found = saga.steps.get(number)
             yield _item(kit, "escalation", saga, found, REASONS[why][0], _escalated_at(kit, saga, number), why)
         root = kit.engine.state.root(saga)
-        if saga is root and saga.phase in ("running", "suspended") and saga.on_crash == "resume":
+        if saga is root and saga.phase in (RUNNING, SUSPENDED) and saga.on_crash == "resume":
             if not kit.holds(saga.driver) or not saga.driver:
                 yield _item(kit, "resume", saga, None, "It died and waits to be run again.", saga.opened_seq)
 

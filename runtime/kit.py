@@ -79,9 +79,7 @@ class AgentKit:
                 "undone; run `amends recoverd --once`\n"
             )
 
-    def _hold(
-        self, log: Log, hide: Callable[[str], str], fingerprint: Callable[[bytes], str], hosts: Hosts
-    ) -> None:
+    def _hold(self, log: Log, hide: Callable[[str], str], fingerprint: Callable[[bytes], str], hosts: Hosts) -> None:
         self.log, self.hosts = log, hosts
         self._driver: Driver | None = None
         self._memory_driver = new_id()

@@ -72,9 +72,7 @@ def step_view(saga: Saga, step: Step) -> StepView:
         shown = "orphaned"
     elif why == "undo_answer_lost":
         shown = "compensation_failed"
-    return StepView(
-        saga.id, step.number, step.tool, step.sem, shown, step.attempts, step.key, step.handler, why
-    )
+    return StepView(saga.id, step.number, step.tool, step.sem, shown, step.attempts, step.key, step.handler, why)
 
 
 def stands(saga: Saga, step: Step, *, lives: bool) -> bool:

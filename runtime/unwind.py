@@ -67,9 +67,7 @@ def of(saga: Saga, kind: str, opening: bytes = b"", **header: Any) -> Draft:
     return fact(kind, opening, saga=saga.id, fence=saga.fence, **header)
 
 
-def take(
-    engine: Engine, root: str, expected: str, why: str, item: tuple[str, int] = ("", 0), by: str = ""
-) -> Decide:
+def take(engine: Engine, root: str, expected: str, why: str, item: tuple[str, int] = ("", 0), by: str = "") -> Decide:
     """Take a whole family over from `expected` (a driver that is dead, or "" for one that let go).
 
     After a crash it also says what is lost and that the family unwinds. item: the (saga, step) that a person wants
@@ -87,8 +85,14 @@ def take(
             step, reason = (item[1], why) if member.id == item[0] else (0, "beside" if item[0] else why)
             drafts.append(
                 fact(
-                    "saga.taken", body(by=encode(by)) if by else b"",
-                    saga=member.id, step=step, fence=fence, driver=driver, why=reason, up=True,
+                    "saga.taken",
+                    body(by=encode(by)) if by else b"",
+                    saga=member.id,
+                    step=step,
+                    fence=fence,
+                    driver=driver,
+                    why=reason,
+                    up=True,
                 )  # fmt: skip
             )
             drafts += [

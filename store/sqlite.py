@@ -952,9 +952,7 @@ class SqliteLog:
         assert self._db is not None
         chain, many, signed = self._chain, self._db.many, self._signed
         for_good = False
-        signs = (
-            signed is None or chain.size - signed.size >= SIGN_ENTRIES or monotonic() - self._signed_at >= SIGN_S
-        )
+        signs = signed is None or chain.size - signed.size >= SIGN_ENTRIES or monotonic() - self._signed_at >= SIGN_S
         for row in rows:
             kind = row[0].kind
             if kind == _INTENDED:
@@ -1753,6 +1751,4 @@ def _close_all() -> None:
 
 atexit.register(_close_all)
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(
-        before=_before_fork, after_in_parent=_after_fork_in_parent, after_in_child=_after_fork_in_child
-    )
+    os.register_at_fork(before=_before_fork, after_in_parent=_after_fork_in_parent, after_in_child=_after_fork_in_child)

@@ -166,7 +166,8 @@ def until(said: Callable[[], Any]) -> Any:
 
 @pytest.mark.promise("12")
 @pytest.mark.parametrize("verb", ["ps", "show x", "log", "inbox", "status", "doctor", "verify", "approve x --by A",
-                                  "undo x --by A --reason B", "retry x --by A", "accept x --by A --reason B"])  # fmt: skip
+                                  "undo x --by A --reason B", "retry x --by A",
+                                  "accept x --by A --reason B"])  # fmt: skip
 def test_a_missing_home_is_said_with_how_to_begin_and_is_not_made(verb: str, tmp_path: Path) -> None:
     result = run(*verb.split())
     assert result.exit_code == 2

@@ -124,7 +124,13 @@ def test_a_family_is_undone_as_one() -> None:
 
 STEPS = st.builds(
     lambda number, state, inv, again, probe, settled_, settle, late: step(
-        number, state, inv=inv, again=again, probe=probe, settled=settled_, settle_ms=settle,
+        number,
+        state,
+        inv=inv,
+        again=again,
+        probe=probe,
+        settled=settled_,
+        settle_ms=settle,
         late=late and state in (s.DONE, s.UNDOING, s.UNDO_LOST),
     ),  # fmt: skip
     st.integers(1, 6),

@@ -521,9 +521,7 @@ def test_a_step_that_outlives_its_scope_does_not_open_it_again(
         with pytest.raises(SagaAborted) as aborted:
             async with saga_scope("trip", kit=kit) as saga:
                 task = asyncio.create_task(
-                    saga.execute(
-                        "hotel", stubborn, {"what": "a"}, semantics=semantics, undo=world.undo, settle=SOON
-                    )
+                    saga.execute("hotel", stubborn, {"what": "a"}, semantics=semantics, undo=world.undo, settle=SOON)
                 )
                 await asyncio.sleep(0.02)
         await asyncio.wait([task])
@@ -746,9 +744,7 @@ def test_a_saga_cannot_commit_over_an_unknown_step(kit: AgentKit, world: World) 
 
 @pytest.mark.promise("1.14")
 @pytest.mark.parametrize("present", [True, False])
-def test_a_probe_lets_a_scope_be_left_well_with_what_the_world_says(
-    kit: AgentKit, world: World, present: bool
-) -> None:
+def test_a_probe_lets_a_scope_be_left_well_with_what_the_world_says(kit: AgentKit, world: World, present: bool) -> None:
     answers = [CANNOT_TELL, PRESENT if present else ABSENT]
 
     def probe(what: str) -> Any:
@@ -1028,9 +1024,7 @@ def test_where_the_result_cannot_say_the_declared_inverse_is_used(kit: AgentKit,
 
 
 @pytest.mark.promise("1.3")
-def test_a_factory_is_called_once_with_a_real_result_and_never_with_a_made_up_none(
-    kit: AgentKit, world: World
-) -> None:
+def test_a_factory_is_called_once_with_a_real_result_and_never_with_a_made_up_none(kit: AgentKit, world: World) -> None:
     seen: list[Any] = []
 
     def compensate(result: dict[str, Any]) -> Compensation:

@@ -93,9 +93,7 @@ def test_a_dry_run_tells_what_would_be_undone_and_what_would_stand_and_changes_n
     with saga_scope("trip", kit=kit) as saga:
         saga.execute("hotel", world.book, {"what": "a"}, semantics=COMPENSABLE, undo=desk)
         saga.execute("post", world.book, {"what": "b"}, semantics=COMPENSABLE)
-        saga.execute(
-            "taxi", world.book, {"what": "c"}, semantics=COMPENSABLE, undo=Compensation.human("phone them")
-        )
+        saga.execute("taxi", world.book, {"what": "c"}, semantics=COMPENSABLE, undo=Compensation.human("phone them"))
     kit.log.flush()
     size, calls = kit.log.size, world.calls
     report = kit.undo("trip", by="ann", reason="maybe", dry_run=True)

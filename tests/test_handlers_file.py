@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from amends.runtime.handlers_file import BadHandlersFile, load
-from amends.runtime.hosts import ExecSpec, PythonSpec
+from amends.runtime.hosts import ExecSpec, Hosts, PythonSpec
 
 pytestmark = pytest.mark.promise("4.4")
 
@@ -71,9 +71,10 @@ def test_every_key_is_read(tmp_path: Path) -> None:
 
 
 def test_a_program_comes_before_python_hosts(tmp_path: Path) -> None:
-    handlers = load(written(tmp_path, GOOD))
-    assert [spec.name for spec in handlers.find("mail.unsend")] == ["mail.unsend"]
-    assert [spec.name for spec in handlers.find("anything")] == ["[python.shop]", "[python.other]"]
+    hosts = Hosts(configured=load(written(tmp_path, GOOD)).specs)
+    pythons = ["[python.shop]", "[python.other]"]
+    for name, asked in (("mail.unsend", ["[exec.mail.unsend]", *pythons]), ("anything", pythons)):
+        assert [host.name.split(" ")[0] for host in hosts._candidates(name, None)] == asked
 
 
 def test_no_file_declares_nothing(tmp_path: Path) -> None:

@@ -82,9 +82,7 @@ def test_the_first_decision_wins(kit: AgentKit, world: World) -> None:
 
 
 @pytest.mark.promise("1.1")
-def test_a_question_on_a_loop_does_not_block_it_and_is_withdrawn_when_nobody_waits(
-    kit: AgentKit, world: World
-) -> None:
+def test_a_question_on_a_loop_does_not_block_it_and_is_withdrawn_when_nobody_waits(kit: AgentKit, world: World) -> None:
     async def main() -> None:
         async def ask() -> None:
             async with saga_scope("mail", kit=kit) as saga:

@@ -30,7 +30,7 @@ MIB = 1 << 20
 
 def text(size: int) -> str:
     """Text of that many bytes that does not repeat, with characters of one to four bytes."""
-    words = "".join(f"{n:x}é\"\\😀\n" for n in range(size // 12))
+    words = "".join(f'{n:x}é"\\😀\n' for n in range(size // 12))
     return words[: size // 2]
 
 

@@ -68,9 +68,7 @@ def test_an_inner_saga_that_fails_undoes_itself_and_the_outer_one_may_go_on(kit:
 
 
 @pytest.mark.promise("1.13")
-def test_an_inner_saga_that_waits_for_a_person_keeps_the_outer_one_from_committing(
-    kit: AgentKit, world: World
-) -> None:
+def test_an_inner_saga_that_waits_for_a_person_keeps_the_outer_one_from_committing(kit: AgentKit, world: World) -> None:
     with pytest.raises(SagaAborted) as aborted, saga_scope("trip", kit=kit) as outer:
         book(outer, world, "a")
         with pytest.raises(SagaAborted), saga_scope() as inner:

@@ -185,9 +185,7 @@ def test_an_acknowledged_record_is_on_the_disk_before_its_commit_returns(tmp_pat
     log.close()
 
 
-def test_the_wal_of_full_size_survives_a_cut_here_and_there(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_wal_of_full_size_survives_a_cut_here_and_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """With the -wal preallocated as it is in use."""
     monkeypatch.setattr(sqlite, "WAL_BYTES", 1 << 20)
     fired = 0

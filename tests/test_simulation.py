@@ -200,7 +200,6 @@ def no_person_was_needed(run: Run, entries: list[Entry]) -> None:
 # ---- the runs --------------------------------------------------------------------------------------------------------
 
 
-
 def points(seed: int) -> list[str]:
     """The points of an agent's life without a death."""
     clock = Clock()
@@ -274,8 +273,6 @@ def _undone(run: Run) -> str:
             if saga.phase == ENDED and not _is_fallback(run, saga.id, record.entry.step):
                 return str(tool)
     return ""
-
-
 
 
 # ---- what the worlds found, as small as it gets ----------------------------------------------------------------------
