@@ -408,7 +408,6 @@ class Watch:
 
         Raises Damaged and the like; a log that is held, or a full disk, is said and tried again.
         """
-        carry_over(self._kit)
         try:
             while not self._stop.is_set():
                 tick()
@@ -424,6 +423,9 @@ class Watch:
             self._woken.clear()
             self._kit.log.refresh()
             self._say(self._recovery.done())
+            if not self._carried:
+                carry_over(self._kit)
+                self._carried = True
             if self._news():
                 self._watch_new()  # first: who dies after this is noticed, who died before it is found by the look
                 self._recovery.look(self._kit.lives, self._woken.set)
@@ -434,6 +436,7 @@ class Watch:
             return IDLE
         return LOOK if self._watched or self._crowd else IDLE
 
+    _carried = False
     _size = -1
     _looked = 0.0
 

@@ -88,7 +88,7 @@ def family_of(kit: AgentKit, saga: Saga) -> list[Saga]:
 
 
 TELLING = 6
-"""Characters from which a text in a result says what it came from: an id, not a word."""
+"""Characters from which a text in a result says what it came from, if it has a digit: an id, not a word."""
 LOOKED_AT = 50_000
 
 
@@ -131,7 +131,7 @@ def _texts(value: Any) -> Iterator[str]:
     if isinstance(value, dict) and "$" in value:
         value = value.get("v")
     if isinstance(value, str):
-        if len(value) >= TELLING:
+        if len(value) >= TELLING and any(character.isdigit() for character in value):
             yield value
     elif isinstance(value, dict | list):
         for item in value.values() if isinstance(value, dict) else value:

@@ -17,6 +17,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from ..store.driver import Driver, alive, describe
+from ..store.errors import AmendsError
 from ..store.home import Home, new_id
 from ..store.identity import open_log
 from ..store.log import Log, MemoryLog
@@ -242,7 +243,7 @@ class AgentKit:
         try:
             self.log.refresh()
             roots = list(self.engine.state.roots())
-        except Exception as error:
+        except AmendsError as error:
             return {"readable": False, "error": str(error)}
         return {
             "readable": True,

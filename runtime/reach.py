@@ -13,7 +13,6 @@ from typing import Any
 
 import msgspec
 
-from ..store.errors import AmendsError
 from .current import outside
 from .drive import Drive, Ran
 from .engine import Engine, Run
@@ -135,10 +134,7 @@ class LiveReach(HostReach):
         refine = self._run.refine.get((saga.id, step.number)) if self._run else None
         if refine is None:
             return NONE
-        try:
-            return await refine(drive, result)
-        except AmendsError:  # the factory cannot use what the probe told: what was declared stands, or nothing does
-            return NONE
+        return await refine(drive, result)
 
 
 def _said(ran: Ran) -> Outcome:

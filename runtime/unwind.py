@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 from ..store.chain import Decide, Draft
 from ..store.clock import Now
-from ..store.errors import Fenced
+from ..store.errors import AmendsError, Fenced
 from .drive import Drive
 from .due import Action, End, Escalate, Lost, Probe, Rest, Undo, Wait, Withdraw, due
 from .engine import Engine
@@ -44,7 +44,7 @@ class Reach(Protocol):
         """Ask the world about the forward effect: present, absent or cannot_tell."""
 
     async def refined(self, drive: Drive, saga: Saga, step: Step, result: Any) -> Inverse:
-        """What undoes an effect whose result a probe has told; NONE leaves what was declared."""
+        """What undoes an effect whose result a probe has told; NONE leaves what was declared. Raises NoInverse."""
 
 
 def held(engine: Engine, family: Sequence[Saga], drafts: Sequence[Draft]) -> Decide:
@@ -175,7 +175,12 @@ async def _probe(
         await drive.grown(engine.log, engine.log.size, min(left / 1000, LONGEST_LOOK))
         return
     out = said.outcome if said.outcome in ("present", "absent") else "cannot_tell"
-    inverse = await reach.refined(drive, saga, step, said.result) if out == "present" else NONE
+    inverse = NONE
+    if out == "present":
+        try:
+            inverse = await reach.refined(drive, saga, step, said.result)
+        except AmendsError as error:  # the factory cannot use what the probe told: what was declared stands, or nothing
+            said = said._replace(why=str(error))
     drafts = [probed(saga, step, said, out, inverse)]
     if step.state == UNDO_LOST and out == "absent":
         drafts.append(of(saga, "undo.done", step=step.number, out="already"))

@@ -188,6 +188,8 @@ class _Db:
         self.deadline = monotonic() + patience
         if _inherited:
             _own_locks(path)
+        if write:
+            _make_private(path)
         flags = apsw.SQLITE_OPEN_READWRITE | (apsw.SQLITE_OPEN_CREATE if write else 0)
         try:
             self.db = apsw.Connection(path, flags=flags)
@@ -285,7 +287,6 @@ def too_new(version: int) -> None:
 
 def _write_db(path: str) -> _Db:
     """A connection that writes; makes the tables of a new file."""
-    _make_private(path)
     db = _Db(path, True)
     try:
         db.pragma("auto_vacuum", 2)  # of a new file only, and first: INCREMENTAL
@@ -306,11 +307,26 @@ def _write_db(path: str) -> _Db:
 
 
 def _make_private(path: str) -> None:
-    """A new file is its owner's alone; SQLite gives -wal and -shm the same mode. Nobody can have it open yet."""
-    try:
-        os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600))
-    except FileExistsError:
+    """A new file is its owner's alone, and SQLite gives -wal and -shm the same mode.
+
+    It is made under a name that nobody opens and then linked: a descriptor of ours that was closed while another
+    thread has the file open would drop that thread's locks.
+    """
+    if os.path.exists(path):
         return
+    draft = f"{path}.{os.getpid()}.{threading.get_ident()}.new"
+    try:
+        os.close(os.open(draft, os.O_WRONLY | os.O_CREAT, 0o600))
+        try:
+            os.link(draft, path)
+        finally:
+            os.unlink(draft)
+    except FileExistsError:
+        return  # another process made it
+    except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise _no_space() from error
+        return  # no links, or no such folder: SQLite makes the file, or says why not
 
 
 def _become_wal(db: _Db) -> None:

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 from world import World, eventually, fold
 
-from amends import COMPENSABLE, REVERSIBLE, AgentKit, SagaAborted, current_saga, saga_scope, tool
+from amends import COMPENSABLE, REVERSIBLE, AgentKit, Compensation, SagaAborted, current_saga, saga_scope, tool
 from amends.runtime import drive, pool, reach, scope
 from amends.runtime.drive import Blocking, Looping, NeverStarted, run
 from amends.runtime.pool import Pool
@@ -445,3 +445,31 @@ def test_hung_tools_in_every_thread_do_not_keep_others_from_being_undone(
         sync() if scope_kind == "sync" else asyncio.run(on_a_loop())
     assert aborted.value.report.clean and world.undos == ["a"]
     gate.set()
+
+
+@pytest.mark.promise("1.7")
+def test_what_is_in_flight_when_a_scope_fails_is_stopped_before_anything_is_undone(kit: AgentKit, world: World) -> None:
+    told: list[str] = []
+
+    async def slow(what: str, idempotency_key: str) -> Any:
+        told.append("begun")
+        try:
+            await asyncio.sleep(20)
+        except asyncio.CancelledError:
+            told.append("stopped")
+            raise
+        return world.act(what, idempotency_key)
+
+    async def main() -> None:
+        async with saga_scope(kit=kit) as saga:
+            back = Compensation(lambda: told.append("undone"))
+            await saga.execute("hotel", world.abook, {"what": "a"}, undo=back, **TOOL)
+            task = asyncio.ensure_future(saga.execute("car", slow, {"what": "b"}, settle=0.01, undo=world.undo, **TOOL))
+            while not told:
+                await asyncio.sleep(0)
+            assert not task.done()
+            raise ValueError
+
+    with pytest.raises(SagaAborted) as aborted:
+        asyncio.run(main())
+    assert told == ["begun", "stopped", "undone"] and aborted.value.report.clean and "b" not in world.standing
