@@ -89,13 +89,19 @@ def due(family: list[Saga], now: Now) -> Action:
     for saga, step in unwinding_order(family):
         if step.number in saga.escalated:
             waiting = True
-            if halt and not orphaned(step) and step.inv != "human":
+            if halt and holds_up(step):
                 return Rest()
             continue
         action = _next(saga, step, now)
         if action is not None:
             return action
     return Rest() if waiting else End()
+
+
+def holds_up(step: Step) -> bool:
+    """Whether what is older waits until a person has settled this step: an effect that was never to be undone by a
+    handler holds up nothing."""
+    return not orphaned(step) and step.inv != "human"
 
 
 def unwinding_order(family: list[Saga]) -> list[tuple[Saga, Step]]:

@@ -616,12 +616,21 @@ async def _ask(drive: Drive, run: Run, call: Call) -> None:
         if step.state in (APPROVED, UNKNOWN, FAILED):  # the latter after a resume: what was approved is this very step
             return
         if step.state == REFUSED:
-            raise Refused(
-                f"{call.tool} was denied.", next=f"Run `amends show {run.name}` for who and why.", code="denied"
-            )
+            said = _denial(run, call.number)
+            raise Refused(f"{said[0]} denied {call.tool}{said[1]}.", next=f"Run `amends show {run.name}`.", code="denied")
         if await _expired(drive, run, call):
             raise Refused(f"{call.tool} was not answered in time.", next="Ask again.", code="expired")
         await drive.grown(log, size, 1.0)
+
+
+def _denial(run: Run, number: int) -> tuple[str, str]:
+    """Who said no to a step, and what they said to it."""
+    for record in reversed(run.engine.log.thread(run.id)):
+        if record.entry.kind == "step.answered" and record.entry.step == number:
+            fields = {name: decode(msgspec.json.decode(raw)) for name, raw in raw_fields(record.blob).items()}
+            note = str(fields.get("note", "")).rstrip(".")
+            return str(fields.get("by", "Somebody")), f": {note}" if note else ""
+    return "Somebody", ""
 
 
 async def _expired(drive: Drive, run: Run, call: Call) -> bool:

@@ -149,6 +149,19 @@ def opened_as(log: Log, saga: str) -> tuple[str, str]:
     return "", ""
 
 
+def known_as(log: Log, saga: str) -> str:
+    """The id by which a person knows a saga: the one it was given, else that of the saga which it follows or is inside
+    of; the header id where nobody gave any."""
+    place = saga
+    while place:
+        name = opened_as(log, place)[0]
+        if name:
+            return name
+        first = log.thread(place)[:1]
+        place = (first[0].entry.of or first[0].entry.parent) if first else ""
+    return saga
+
+
 def _text(raw: bytes | None) -> str:
     return str(decode(msgspec.json.decode(raw))) if raw else ""
 

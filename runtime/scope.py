@@ -54,8 +54,14 @@ class SagaAborted(AmendsError):
     exit = 1
 
     def __init__(self, cause: BaseException, report: RollbackReport) -> None:
-        super().__init__(f"{type(cause).__name__}: {cause}. {report.summary()}", code="saga_aborted")
+        said = in_words(cause)
+        super().__init__(f"{said}{'' if said[-1] in '.!?' else '.'} {report.summary()}", code="saga_aborted")
         self.cause, self.report = cause, report
+
+
+def in_words(error: BaseException) -> str:
+    """Why a scope was left: what amends itself says is a sentence, anybody else's error has the name of its class."""
+    return error.message if isinstance(error, AmendsError) else f"{type(error).__name__}: {error}"
 
 
 class Unsettled(AmendsError):
@@ -312,7 +318,7 @@ async def _again(drive: Drive, plan: Plan, kit: AgentKit, engine: Engine, past: 
     if past.phase == ENDED:
         raise Refused(
             f"Saga {name} was undone ({past.out}).",
-            next="Pass restart=NAME to run it again, or use another id.",
+            next='A named person lets it run again with saga_scope(…, restart="NAME"); other work takes another id.',
             code="saga_compensated",
         )
     if parent is not None and past.phase == JOINED and past.driver == engine.driver:
@@ -533,7 +539,7 @@ async def roll_back(drive: Drive, kit: AgentKit, made: Run, error: BaseException
     engine = made.engine
     await _stop_flying(made)
     why = "refused" if isinstance(error, Refused) else error.code if isinstance(error, AmendsError) else "exception"
-    cause = fitting(made.hush(f"{type(error).__name__}: {error}"))
+    cause = fitting(made.hush(in_words(error)))
 
     def decide(state: State, now: Now) -> Sequence[Draft]:
         saga = state.sagas.get(made.id)

@@ -1,7 +1,7 @@
 """Errors speak to someone: what was refused, and what to do next.
 
 Every error of amends has a `code` that never changes, an `exit` status for the command line
-(one table: design page of the command line, README "Exit codes") and, where there is one, the `next` step.
+(one table: README, "Commands") and, where there is one, the `next` step.
 Two families, because the remedy differs: `YouErred` means the caller can fix it, `TheyErred` means the world did it.
 """
 

@@ -176,7 +176,7 @@ def _schema(db: Any) -> dict[tuple[str, str], tuple[str, str]]:
 
 @cache
 def _expected() -> dict[tuple[str, str], tuple[str, str]]:
-    db = sqlite._Db(":memory:", True)
+    db = sqlite._Db(":memory:", False)  # not as a writer, who would first make a file of that name
     try:
         for table in (*sqlite._SCHEMA, *foreign.SCHEMA):
             db.run(table)

@@ -18,6 +18,7 @@ from amends.store.audit import verify
 from amends.store.chain import Draft
 from amends.store.entry import leaf, line_of, parse
 from amends.store.errors import Illegal
+from amends.store.evidence import _expected
 from amends.store.examiner import CODES, EXITS
 from amends.store.home import Home
 from amends.store.identity import adopt, open_log
@@ -802,3 +803,17 @@ def test_random_rubbish_in_any_cell_never_raises(home, raw):
             raw.run("update saga set head = ?, open = ? where first > ?", draw.randrange(9), draw.randrange(3), seq)
         raw.run("release rubbish")
         assert examine(home).exit == 1
+
+
+def test_verifying_leaves_nothing_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The expected shape of the tables is asked of a database in memory, and of no file."""
+    from amends import AgentKit
+
+    with AgentKit(home=tmp_path / "home"):
+        pass
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    monkeypatch.chdir(empty)
+    _expected.cache_clear()
+    assert verify(tmp_path / "home" / "amends.db").exit in (0, 3)
+    assert list(empty.iterdir()) == []
