@@ -11,7 +11,7 @@ from typing import Any
 import click
 
 from ..runtime.adopted import carry_over
-from ..runtime.daemon import name_of
+from ..runtime.openings import known_as
 from ..runtime.state import State
 from ..store.errors import AmendsError, YouErred
 from ..store.home import Home
@@ -58,7 +58,7 @@ def status() -> int:
     try:
         with looking() as kit:
             document = kit.status() | {"guarantees": dict(kit.guarantees()), "origin": kit.log.origin}
-            document["dead"] = [name_of(kit, saga) for saga in document.get("dead", ())]
+            document["dead"] = [known_as(kit.log, saga) for saga in document.get("dead", ())]
     except YouErred:
         raise
     except AmendsError as error:
@@ -77,9 +77,10 @@ def _told(document: dict[str, Any]) -> None:
     ui.say(f"home      {document['home']}")
     ui.say(f"survives  {document['guarantees']['survives']}")
     ui.say(f"records   {document['records']}")
-    ui.say(f"open      {document['open']} sagas, of which {document['escalated']} escalated")
+    escalated = f", of which {document['escalated']} escalated" if document["escalated"] else ""
+    ui.say(f"open      {ui.count(document['open'], 'saga')}{escalated}")
     dead = document["dead"]
-    next = "; `amends recoverd --once` undoes them" if dead else ""
+    next = f"; `amends recoverd --once` undoes {'it' if len(dead) == 1 else 'them'}" if dead else ""
     ui.say("dead      ", ui.Word(str(len(dead)), "bad" if dead else ""), next)
     waiting = document["waiting"]
     next = "; see `amends inbox`" if waiting else ""

@@ -306,13 +306,19 @@ class Stage:
 
 def _where(home: Path, anchors: Path) -> list[str]:
     """The commands that show it again, for a shell."""
-    from shlex import join, quote
+    from shlex import quote
+
+    prefix = f"AMENDS_ANCHORS={quote(str(anchors))} {_amends()} --home {quote(str(home))}"
+    return [f"{prefix} {verb}" for verb in (f"show {SAGA}", "log", "verify")]
+
+
+def _amends() -> str:
+    """What to type for this very program in a shell: `amends` may not be installed where the demo runs."""
+    from shlex import join
 
     from .recovery import program
 
-    amends = join(program()) if getattr(sys, "frozen", False) or not shutil.which("amends") else "amends"
-    prefix = f"AMENDS_ANCHORS={quote(str(anchors))} {amends} --home {quote(str(home))}"
-    return [f"{prefix} {verb}" for verb in (f"show {SAGA}", "log", "verify")]
+    return join(program()) if getattr(sys, "frozen", False) or not shutil.which("amends") else "amends"
 
 
 def _story(told: dict[str, Any]) -> list[str]:
@@ -340,5 +346,5 @@ def _story(told: dict[str, Any]) -> list[str]:
         "Log and ledger agree: nothing is left standing." if told["ok"] else "Log and ledger do NOT agree.",
         *(["", "Look around:", *(f"  {line}" for line in told["look"]),
            "  (the ledger is gone; the folder is yours to delete)"]
-          if told["look"] else ["Run `amends demo --keep` to look around in the log afterwards."]),
+          if told["look"] else [f"Run `{_amends()} demo --keep` to look around in the log afterwards."]),
     ]  # fmt: skip

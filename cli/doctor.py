@@ -127,7 +127,8 @@ def _paths(home: Home) -> int:
     where = home.paths()
     if home.install.exists():
         where["anchor outside"] = home.anchors / home.load_install().install
-    where["program"] = Path(sys.executable if getattr(sys, "frozen", False) else __file__).resolve()
+    frozen = getattr(sys, "frozen", False)
+    where["program"] = Path(sys.executable).resolve() if frozen else Path(__file__).resolve().parent.parent
     service = _service(home)
     if service is not None:
         where["service"] = service
@@ -193,7 +194,8 @@ def _disk(patient: Patient) -> Iterator[Said]:
     else:
         yield Said("ok", f"{free >> 20} MB free")
     if not patient.home.reserve.exists():
-        yield Said("warn", "The reserve for unwinding on a full disk is not there; it is made when somebody writes.")
+        yield Said("warn", "The reserve for unwinding on a full disk is not there yet.",
+                   "A process that has the log open for some seconds makes it, as the daemon does.")  # fmt: skip
 
 
 def _sync_time(fd: int) -> float:
@@ -253,11 +255,12 @@ def _sagas(patient: Patient) -> Iterator[Said]:
         return
     status = kit.status()
     if status["dead"]:
-        yield Said("bad", f"{len(status['dead'])} sagas of dead agents wait to be undone.", "amends recoverd --once")
+        waits = ui.count(len(status["dead"]), "saga of a dead agent waits", "sagas of dead agents wait")
+        yield Said("bad", f"{waits} to be undone.", "amends recoverd --once")
     if status["waiting"]:
-        yield Said("bad", f"{status['waiting']} things need a person.", "amends inbox")
+        yield Said("bad", f"{ui.count(status['waiting'], 'thing needs', 'things need')} a person.", "amends inbox")
     if not status["dead"] and not status["waiting"]:
-        yield Said("ok", f"{status['open']} sagas open, none of them dead, nothing needs a person")
+        yield Said("ok", f"{ui.count(status['open'], 'saga')} open, none dead, nothing needs a person")
 
 
 def _handlers(patient: Patient) -> Iterator[Said]:
@@ -289,7 +292,7 @@ def _handlers(patient: Patient) -> Iterator[Said]:
     finally:
         hosts.close()
     if not homeless:
-        yield Said("ok", f"{pending} pending compensations, each with a host")
+        yield Said("ok", f"{ui.count(pending, 'pending compensation')}, each with a host")
 
 
 def _unreached(hosts: Hosts, handler: str, recorded: Any) -> str:
@@ -353,8 +356,11 @@ def _growth(patient: Patient) -> Iterator[Said]:
         return
     size = sum(path.stat().st_size for path in patient.home.path.glob("amends.db*"))
     first, last = kit.log.record(0).entry.at, kit.log.record(kit.log.size - 1).entry.at
-    days = max(1.0, (last - first) / DAY_US)
-    yield Said("ok", f"{size / (1 << 20):.1f} MB after {days:.0f} days, {size / days / (1 << 20):.2f} MB a day")
+    megabytes, days = size / (1 << 20), (last - first) / DAY_US
+    if days < 1:  # most of a young file is room that was made ahead: it says nothing about days to come
+        yield Said("ok", f"{megabytes:.1f} MB; how fast it grows can be told after a day")
+    else:
+        yield Said("ok", f"{megabytes:.1f} MB after {ui.count(round(days), 'day')}, {megabytes / days:.2f} MB a day")
 
 
 CHECKS: dict[str, Callable[[Patient], Iterator[Said]]] = {
@@ -380,7 +386,7 @@ def _hosts(patient: Patient) -> Iterator[Said]:
     try:
         found = hosts.check()
         for checked in found:
-            known = ", ".join(checked.handlers) or "no handlers"
+            known = "found" if checked.handlers == (checked.name,) else ", ".join(checked.handlers) or "no handlers"
             yield Said("bad" if checked.why else "ok", f"{checked.name}: {checked.why or known}")
         if patient.kit is not None:
             yield from _recorded_hosts(patient.kit, hosts)
@@ -396,6 +402,8 @@ def _recorded_hosts(kit: Looking, hosts: Hosts) -> Iterator[Said]:
         recorded = read(blob_at(kit.log, step.inverse_seq)) if step.inverse_seq else None
         if recorded is None or not recorded.handler or (recorded.handler, str(recorded.host)) in asked:
             continue
+        if recorded.handler in hosts.programs:
+            continue  # it has been started and told of above
         asked.add((recorded.handler, str(recorded.host)))
         host, known = hosts.find(recorded.handler, recorded.host)
         yield Said("ok" if host else "bad", f"{recorded.handler}: {known.why or 'found'}")

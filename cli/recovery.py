@@ -21,6 +21,7 @@ import click
 from ..runtime.daemon import LIVE, Swept, Watch, sweep
 from ..runtime.hosts import environment
 from ..runtime.kit import AgentKit
+from ..runtime.report import REASONS
 from ..runtime.state import State
 from ..store.errors import AmendsError
 from ..store.home import Home
@@ -100,7 +101,9 @@ def _once(kit: AgentKit) -> int:
 
 def _lines(swept: Swept) -> list[str]:
     told = [f"Undone: {saga}." for saga in swept.recovered]
-    told += [f"Needs a person: {one['saga']}, step {one['step']} ({one['reason']})." for one in swept.escalated]
+    for one in swept.escalated:
+        why = REASONS.get(one["reason"], (one["reason"], ()))[0]
+        told.append(f"Needs a person: {one['saga']}, step {one['step']}. {why}")
     told += [f"Left alone: {one['saga']}, {one['reason']}." for one in swept.skipped]
     return told + (["Run `amends inbox`."] if swept.escalated else [])
 
@@ -208,7 +211,8 @@ def run(imports: tuple[str, ...], command: tuple[str, ...]) -> int:
 
 def _run(kit: AgentKit, command: Sequence[str]) -> int:
     stop = threading.Event()
-    first = threading.Thread(target=_recover, args=(kit, stop), name="amends-first", daemon=True)
+    told: set[str] = set()
+    first = threading.Thread(target=_recover, args=(kit, stop, told), name="amends-first", daemon=True)
     with _on_signal(stop.set, signal.SIGINT, signal.SIGTERM) as heard:
         first.start()
         first.join(FIRST_S)
@@ -220,12 +224,13 @@ def _run(kit: AgentKit, command: Sequence[str]) -> int:
     code = _child(kit, command)
     with _on_signal(stop.set, signal.SIGINT, signal.SIGTERM):
         first.join()
-        _recover(kit, stop)
+        _recover(kit, stop, told)
     return code
 
 
-def _recover(kit: AgentKit, stop: threading.Event) -> None:
-    """Undo what dead agents left and say so; trouble is said too, and is no reason not to run the agent."""
+def _recover(kit: AgentKit, stop: threading.Event, told: set[str]) -> None:
+    """Undo what dead agents left and say so, except what was `told` already; trouble is said too, and is no reason not
+    to run the agent."""
     try:
         swept = sweep(kit, stop=stop)
     except AmendsError as error:
@@ -233,7 +238,9 @@ def _recover(kit: AgentKit, stop: threading.Event) -> None:
         return
     waiting = [one for one in swept.skipped if one["reason"] != LIVE]  # that others live is no news to this agent
     for line in _lines(swept._replace(skipped=waiting)):
-        ui.warn(line)
+        if line not in told:
+            told.add(line)
+            ui.warn(line)
 
 
 def _child(kit: AgentKit, command: Sequence[str]) -> int:

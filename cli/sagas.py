@@ -13,23 +13,24 @@ from typing import Any
 
 import click
 
-from ..runtime.daemon import name_of
+from ..runtime.daemon import left_alone
 from ..runtime.followup import Use, built_on, resolve
-from ..runtime.inbox import Item, commands, item_id, items, queue
+from ..runtime.inbox import Item, commands, find, items, queue
 from ..runtime.kit import AgentKit
-from ..runtime.openings import raw_fields, when
+from ..runtime.openings import known_as, when
 from ..runtime.report import REASONS, RollbackReport, StepView
 from ..runtime.saga import Saga
-from ..runtime.story import StepStory, Stories, Story, text_of
-from ..store.errors import AmendsError, NotFound, Refused
+from ..runtime.step import ACCEPTED
+from ..runtime.story import StepStory, Stories, Story, step_fields, text_of
+from ..store.errors import AmendsError
 from ..store.log import Record
 from . import telling, ui
 from .device import acting, imports_option, looking
 
 NOTHING, SOMETHING = 0, 1
 """Exit codes: nothing needs you, something does."""
-RECENT = 20_000
-"""How many of the newest records are looked through for a decision that was made already."""
+NAMED = 5
+"""How many dead sagas one line names."""
 
 
 def _sagas(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[str]:
@@ -60,6 +61,7 @@ def ps(every: bool, limit: int) -> None:
         rows = [story.row() for story in itertools.islice(stories, limit or None)]
         if limit and len(rows) == limit and next(stories, None) is not None:
             ui.warn(f"older ones than these {limit} are not shown; --limit 0 shows all")
+        dead = _warn_of_the_dead(kit)
         if ui.session().as_json:
             return ui.emit(rows)
         if not rows:
@@ -73,10 +75,19 @@ def ps(every: bool, limit: int) -> None:
                 for row in rows
             ],
         )  # fmt: skip
-        if any(row["outcome"] in ("interrupted", "unwinding") for row in rows):
-            ui.say("`amends recoverd --once` undoes what dead agents left.", err=True)
-        elif any(row["outcome"] in ("escalated", "waiting") for row in rows):
+        if not dead and any(row["outcome"] in ("escalated", "waiting") for row in rows):
             ui.say("`amends inbox` says what needs a person.", err=True)
+
+
+def _warn_of_the_dead(kit: AgentKit) -> list[str]:
+    """Whoever looks is told, in one line, which sagas nobody drives any more, and what undoes them."""
+    roots = kit.engine.state.roots()
+    dead = [known_as(kit.log, saga.id) for saga in roots if not left_alone(kit, saga, kit.holds)]
+    if dead:
+        more = f" and {len(dead) - NAMED} more" if len(dead) > NAMED else ""
+        waits = "waits" if len(dead) == 1 else "wait"
+        ui.warn(f"nobody drives {', '.join(dead[:NAMED])}{more}, which {waits} to be undone: `amends recoverd --once`")
+    return dead
 
 
 def _seconds(time: str) -> str:
@@ -114,13 +125,18 @@ def show(saga: str, why: bool) -> None:
 
 def _headline(story: Story) -> None:
     label = f" ({story.root.label})" if story.root.label else ""
-    clean = ", clean" if story.clean else ""
+    clean = "" if not story.clean else ", accounted for" if _accepted(story) else ", clean"
     ui.say(ui.Word(story.id, "bold"), label, "  ", ui.word(story.outcome), clean)
     ended = f", ended {_seconds(story.ended_at)}" if story.ended_at else ""
     began = _seconds(when(story.saga.opened_at))
     ui.say(ui.Word(f"began {began}{ended}  ({story.saga.id} on {story.kit.log.origin})", "dim"))
     if cause := story.cause():
         ui.say("undone because: ", cause)
+
+
+def _accepted(story: Story) -> list[StepStory]:
+    """The steps that stand because a person accepted it."""
+    return [one for one in story.steps if one.now.state == ACCEPTED]
 
 
 def _steps(story: Story) -> None:
@@ -146,7 +162,11 @@ def _number(story: Story, one: StepStory) -> str:
 
 def _stands(kit: AgentKit, story: Story) -> None:
     if not story.standing and story.outcome not in ("waiting", "escalated"):
-        if story.outcome in ("compensated", "refused"):
+        accepted = [f"step {_number(story, one)} by {text_of(one.field('by', 'step.accepted'))}"
+                    for one in _accepted(story)]  # fmt: skip
+        if accepted:
+            ui.say("Nothing stands unaccounted for; accepted: ", ", ".join(accepted), ".")
+        elif story.outcome in ("compensated", "refused"):
             ui.say("Nothing stands.")
         return
     for one in story.standing:
@@ -154,6 +174,7 @@ def _stands(kit: AgentKit, story: Story) -> None:
     for item in _items_of(kit, story):
         ui.say(ui.Word("needs you: ", "ask"), item.reason, " ", " or ".join(f"`{c}`" for c in commands(item)))
     if story.outcome == "interrupted":
+        ui.say(telling.death(story))
         ui.say("next: `amends recoverd --once` undoes it.")
 
 
@@ -217,53 +238,18 @@ def inbox(wait: bool, timeout: float | None) -> int:
         while wait and not found and (end is None or time.monotonic() < end):
             kit.log.wait(kit.log.size, 1.0 if end is None else max(0.0, min(1.0, end - time.monotonic())))
             found = items(kit)
+        dead = _warn_of_the_dead(kit)
         if ui.session().as_json:
             ui.emit(found)
             return SOMETHING if found else NOTHING
         if not found:
-            ui.say("Nothing needs you.")
+            ui.say("Nothing waits for a decision." if dead else "Nothing needs you.")
         for item in found:
             step = f" step {item['step']} {item['tool']}" if item["step"] else ""
             ui.say(ui.Word(item["id"], "bold"), f"  {item['saga']}{step}, since {_seconds(item['since'])}")
-            ui.say(f"    {item['reason']}")
-            for command in item["commands"]:
-                ui.say(f"    {command}")
+            for line in telling.item(item):
+                ui.say("    ", line)
     return SOMETHING if found else NOTHING
-
-
-def _item(kit: AgentKit, name: str, kinds: str) -> str:
-    """The id of an item in the inbox, named by itself or by its saga. kinds: `approval`, or `escalation` for the rest
-    that can be settled. Raises NotFound."""
-    fits = [item for item in queue(kit) if (item.kind == "approval") == (kinds == "approval") and item.kind != "resume"]
-    if any(item.id == name or (len(name) >= 4 and item.id.startswith(name)) for item in queue(kit)):
-        return name
-    if kinds == "approval":
-        _refuse_if_decided(kit, name)
-    try:
-        story = Stories(kit).of(resolve(kit, name))
-    except NotFound:
-        raise NotFound(f"There is no item and no saga {name!r}.", next="`amends inbox` lists what needs you.") from None
-    family = {thread.saga.id for thread in story.threads}
-    found = [item for item in fits if item.saga.id in family]
-    if len(found) == 1 or (found and kinds == "retry"):
-        return found[0].id
-    if not found:
-        raise NotFound(f"Nothing of saga {name!r} can be settled so.", next=f"`amends show {name}` says how it stands.")
-    listed = ", ".join(f"{item.id} ({item.step.tool if item.step else 'saga'})" for item in found)
-    raise NotFound(f"{len(found)} items of saga {name!r} wait: {listed}.", next="Name one of them.", code="ambiguous")
-
-
-def _refuse_if_decided(kit: AgentKit, name: str) -> None:
-    """Whoever comes second is told who was first, and not that there never was such a question."""
-    answers: dict[int, Record] = {}
-    for record in kit.log.records(max(0, kit.log.size - RECENT)):
-        if record.entry.kind == "step.answered":
-            answers[record.entry.ref] = record
-    for asked, record in answers.items():
-        if len(name) >= 4 and item_id("approval", kit.log.record(asked).line).startswith(name):
-            by = text_of(raw_fields(record.blob).get("by"))
-            raise Refused(f"{by} {record.entry.out} it already, at {when(record.entry.at)}.",
-                          next=f"`amends show {record.entry.saga}` tells the rest.", code="decided")  # fmt: skip
 
 
 @click.command(cls=ui.Verb, name="approve")
@@ -272,7 +258,7 @@ def _refuse_if_decided(kit: AgentKit, name: str) -> None:
 @click.option("--note", default="", metavar="TEXT", help="A word beside the decision.")
 def approve(item: str, by: str, note: str) -> None:
     """Let an irreversible step happen. ITEM is its id in the inbox, or its saga."""
-    _decide(item, by, note, AgentKit.approve, "approved")
+    _decide(item, by, note, AgentKit.approve, "approve", "approved")
 
 
 @click.command(cls=ui.Verb, name="deny")
@@ -281,16 +267,16 @@ def approve(item: str, by: str, note: str) -> None:
 @click.option("--note", default="", metavar="TEXT", help="A word beside the decision.")
 def deny(item: str, by: str, note: str) -> None:
     """Keep an irreversible step from happening. ITEM is its id in the inbox, or its saga."""
-    _decide(item, by, note, AgentKit.deny, "denied")
+    _decide(item, by, note, AgentKit.deny, "deny", "denied")
 
 
-def _decide(item: str, by: str, note: str, decide: Any, said: str) -> None:
+def _decide(item: str, by: str, note: str, decide: Any, verb: str, said: str) -> None:
     with acting() as kit:
-        found = _item(kit, item, "approval")
-        decide(kit, found, by=by, note=note)
+        found = find(kit, item, verb)
+        decide(kit, found.id, by=by, note=note)
         if ui.session().as_json:
-            return ui.emit({"item": found, "decision": said, "by": by})
-        ui.say(f"{by} {said} {found}.")
+            return ui.emit({"item": found.id, "decision": said, "by": by})
+        ui.say(f"{by} {said} {_which(kit, found)}.")
     return None
 
 
@@ -303,13 +289,20 @@ def accept(item: str, by: str, reason: str, imports: tuple[str, ...]) -> None:
     """Account for what stands, in a person's name, and go on with what waited behind it. ITEM is its id in the inbox,
     or its saga."""
     with acting(imports) as kit:
-        found = _item(kit, item, "escalation")
-        kit.accept(found, by=by, reason=reason)
+        found = find(kit, item, "accept")
+        kit.accept(found.id, by=by, reason=reason)
         left = items(kit)
         if ui.session().as_json:
-            return ui.emit({"item": found, "decision": "accepted", "by": by, "left": len(left)})
-        ui.say(f"{by} accepted {found}. ", f"{len(left)} more in the inbox." if left else "Nothing else needs you.")
+            return ui.emit({"item": found.id, "decision": "accepted", "by": by, "left": len(left)})
+        more = f"{len(left)} more in the inbox." if left else "Nothing else needs you."
+        ui.say(f"{by} accepted {_which(kit, found)}. ", more)
     return None
+
+
+def _which(kit: AgentKit, item: Item) -> str:
+    """An item in the words of a person."""
+    step = f", step {item.step.number} {item.step.tool}" if item.step else ""
+    return f"{item.id} ({known_as(kit.log, item.saga.id)}{step})"
 
 
 @click.command(cls=ui.Verb, name="retry")
@@ -320,8 +313,10 @@ def retry(item: str, by: str, imports: tuple[str, ...]) -> int:
     """Try an escalated saga again from where it stopped. ITEM is its id in the inbox, or its saga. Exit 1 if it still
     needs a person."""
     with acting(imports) as kit:
-        report = kit.retry(_item(kit, item, "retry"), by=by)
-        return _reported(kit, report, dry_run=False)
+        found = find(kit, item, "retry")
+        before = kit.log.size
+        report = kit.retry(found.id, by=by)
+        return _reported(kit, report, dry_run=False, since=before)
 
 
 # ---- undoing --------------------------------------------------------------------------------------------------------
@@ -345,13 +340,16 @@ def undo(saga: str, step: int | None, dry_run: bool, by: str, reason: str, impor
         return _reported(kit, report, dry_run=False)
 
 
-def _reported(kit: AgentKit, report: RollbackReport, *, dry_run: bool, later: Sequence[Use] = ()) -> int:
-    """Say what a rollback did, or would do."""
+def _reported(
+    kit: AgentKit, report: RollbackReport, *, dry_run: bool, later: Sequence[Use] = (), since: int = 0
+) -> int:
+    """Say what a rollback did from record `since` on, or would do."""
     family = report.sagas
     undone = sorted(
-        ((saga, step) for saga in family for step in saga.steps.values() if step.state == "compensated"),
+        ((saga, step) for saga in family for step in saga.steps.values()
+         if step.state == "compensated" and step.undone_seq >= since),
         key=lambda pair: pair[1].undone_seq,
-    )
+    )  # fmt: skip
     standing = report.unresolved
     if ui.session().as_json:
         ui.emit({
@@ -372,7 +370,9 @@ def _reported(kit: AgentKit, report: RollbackReport, *, dry_run: bool, later: Se
     for view in standing:
         would = "would stand: " if dry_run else "stands: "
         why = REASONS.get(_stands_why(family, view), ("",))[0]
-        ui.say(ui.Word(would, "bad"), f"step {view.step} {view.tool}, {view.state}. {why}")
+        error = "" if dry_run else text_of(step_fields(kit, view.saga, view.step).get("error"))
+        said = f"{view.state}. {telling.because(why, error)}"
+        ui.say(ui.Word(would, "bad"), f"step {view.step} {view.tool}, {said}")
     for use in later:
         ui.say(f"built on it since: {use.saga}, step {use.step} {use.tool}")
     if dry_run:
@@ -394,5 +394,4 @@ def _stands_why(family: list[Saga], view: StepView) -> str:
 
 def _named(kit: AgentKit, report: RollbackReport) -> str:
     """The id the user gave to the saga that a report is about, or that it undoes."""
-    first = report.sagas[0]
-    return name_of(kit, first.of or first.id)
+    return known_as(kit.log, report.sagas[0].id)

@@ -13,8 +13,9 @@ from typing import Any, NamedTuple
 from ..runtime.inverse import Recorded, read
 from ..runtime.openings import raw_fields, when
 from ..runtime.report import REASONS
+from ..runtime.step import ACCEPTED
 from ..runtime.story import CAUSES, StepStory, Story, Thread, text_of, value_of
-from ..runtime.values import Masked, Record, decode
+from ..runtime.values import Masked, Record, decode, is_manifest
 from ..store.entry import Entry
 
 WIDE = 100
@@ -105,8 +106,54 @@ def call(name: str, kwargs: Any) -> str:
     return f"{name}({cut(_pairs(kwargs)) if isinstance(kwargs, Mapping) else cut(shown(kwargs))})"
 
 
-def cut(text: str) -> str:
-    return text if len(text) <= WIDE else text[: WIDE - 1] + "…"
+def cut(text: str, width: int = WIDE) -> str:
+    return text if len(text) <= width else text[: width - 1] + "…"
+
+
+SHORT, FEW = 60, 12
+"""Characters of one argument, and how many arguments, that a list of items shows: none hides behind a long one."""
+
+
+def brief(name: str, kwargs: Any) -> str:
+    """A call in which every argument has its own room."""
+    if not isinstance(kwargs, Mapping):
+        return call(name, kwargs)
+    said = [f"{key}={cut(shown(value), SHORT)}" for key, value in list(kwargs.items())[:FEW]]
+    more = [f"and {len(kwargs) - FEW} more"] if len(kwargs) > FEW else []
+    return f"{name}({', '.join(said + more)})"
+
+
+def because(reason: str, error: str) -> str:
+    """A reason with the error that is known for it."""
+    return f"{reason.removesuffix('.')}: {cut(error, 2 * WIDE)}" if error else reason
+
+
+def item(told: Mapping[str, Any]) -> Iterator[str]:
+    """One item of the inbox: what was called, what came of it, why it needs a person, and the commands."""
+    if told["tool"]:
+        result = f" returned {cut(shown(_decoded(told['result'])))}" if told["result"] is not None else ""
+        yield brief(told["tool"], _decoded(told["args"] or {})) + result
+    yield because(told["reason"], told["error"] or "")
+    inverse = told["compensation"]
+    if inverse and told["kind"] != "approval":
+        yield f"what undoes it: {_inverse(inverse)}"
+    if told["behind"]:
+        steps = ", ".join(f"step {one['step']} {one['tool']}" for one in told["behind"][:FEW])
+        more = f" and {len(told['behind']) - FEW} more" if len(told["behind"]) > FEW else ""
+        yield f"behind it {'waits' if len(told['behind']) == 1 else 'wait'}: {steps}{more}"
+    yield from told["commands"]
+    yield told["show"]
+
+
+def _decoded(value: Any) -> Any:
+    return f"(a value of {value.get('size')} bytes)" if is_manifest(value) else decode(value)
+
+
+def _inverse(inverse: Mapping[str, Any]) -> str:
+    if inverse["handler"] == "human" or not inverse["handler"]:
+        who = "a person" if inverse["handler"] == "human" else "a function that only its process had"
+        return f"{who}: {cut(inverse['description'])}" if inverse["description"] else who
+    return brief(inverse["handler"], decode(inverse["kwargs"] or {}))
 
 
 def handler_call(name: str, recorded: Recorded | None) -> str:
@@ -133,20 +180,39 @@ def _opened(one: Told) -> str:
         if by:
             return f"{by} asked to undo it: {one.text('reason')}"
         return "It went on here." if one.goes_on else "An effect landed after the end; it was to be undone."
-    name = one.thread.label or one.thread.name or one.thread.saga.id
+    name = one.thread.name or one.thread.label or one.thread.saga.id
     if one.thread in one.story.inner:
         return "A saga inside it began."
     if one.text("by"):
         return f"{one.text('by')} had it run again: {one.text('reason') or 'no reason given'}"
-    return f"{name} began ({_who(one, one.entry.driver)})."
+    by = _who(one.story, one.entry.driver)
+    return f"{name} began{f' in {by}' if by else ''}."
 
 
-def _who(one: Told, driver: str) -> str:
+def _who(story: Story, driver: str) -> str:
+    """The process that drives, or drove; empty where nobody knows its number any more."""
     from ..store.driver import describe
 
-    told = describe(one.story.kit.home.run, driver) if one.story.kit.home else {}
-    state = "stopped" if told.get("stopped") else "alive" if told.get("alive") else "gone"
-    return f"process {told['pid']}, {state}" if told.get("pid") else f"driver {driver[:8]}, gone"
+    told = describe(story.kit.home.run, driver) if story.kit.home else {}
+    state = " (stopped)" if told.get("stopped") else "" if told.get("alive") else " (gone)"
+    return f"process {told['pid']}{state}" if told.get("pid") else ""
+
+
+def death(story: Story) -> str:
+    """Of a saga that nobody drives: which process had it, and when that wrote its last record of it."""
+    by = _who(story, story.saga.driver).removesuffix(" (gone)")
+    last = max(record.entry.at for thread in story.threads for record in thread.records)
+    ago = max(0, story.kit.log.clock.wall_us() - last) // 1_000_000
+    had = f"Its {by or 'process'} died" if story.saga.driver else "Nobody has it"
+    return f"{had}; its last record is from {when(last)[11:19]}Z, {_span(ago)} ago."
+
+
+def _span(seconds: int) -> str:
+    """A time for the eye: `40 s`, `12 min`, `3 h 5 min`, `2 days`."""
+    minutes, hours, days = seconds // 60, seconds // 3600, seconds // 86400
+    if days >= 2:
+        return f"{days} days"
+    return f"{hours} h {minutes % 60} min" if hours else f"{minutes} min" if minutes else f"{seconds} s"
 
 
 _TAKEN = {
@@ -165,7 +231,8 @@ def _taken(one: Told) -> str:
         return ""
     said = _TAKEN.get(one.entry.why, f"It was taken over ({one.entry.why})")
     by = f", because {one.text('by')} asked for it" if one.text("by") else ""
-    return f"{said}{by} ({_who(one, one.entry.driver)}; fence {one.entry.fence})."
+    who = _who(one.story, one.entry.driver)
+    return f"{said}{by} ({f'{who}; ' if who else ''}fence {one.entry.fence})."
 
 
 def _released(one: Told) -> str:
@@ -214,6 +281,8 @@ def _ended(one: Told) -> str:
         return ""
     if one.thread in one.story.later and not one.goes_on:
         return "The undoing ended."
+    if one.entry.out == "compensated" and any(step.state == ACCEPTED for step in one.thread.saga.steps.values()):
+        return "It ended: what could be undone was, and a person answers for what stands."
     return _ENDED.get(one.entry.out, one.entry.out)
 
 
@@ -305,7 +374,8 @@ def _undo_intended(one: Told) -> str:
     recorded = _recorded(one.thread, step.inverse_seq, one.entry.seq)
     tried = f", attempt {one.entry.attempt}" if one.entry.attempt > 1 else ""
     late = ", once more because the effect landed after the first" if one.entry.scope == "undo/late" else ""
-    return f"To undo {one.tool}: {handler_call(one.entry.handler, recorded)}{tried}{late}, key {one.entry.key}"
+    said = handler_call(one.entry.handler, recorded)
+    return f"To undo {one.tool}, {said} was called{tried}{late}, key {one.entry.key}"
 
 
 def _recorded(thread: Thread, seq: int, before: int) -> Recorded | None:

@@ -161,6 +161,11 @@ def say(*parts: object, err: bool = False) -> None:
     click.echo("".join(painted(part, colour) for part in parts), err=err, color=colour)
 
 
+def count(number: int, one: str, many: str = "") -> str:
+    """`1 saga`, `2 sagas`."""
+    return f"{number} {one if number == 1 else many or one + 's'}"
+
+
 def warn(text: str) -> None:
     """One line on standard error."""
     say("amends: ", text, err=True)

@@ -34,7 +34,7 @@ from .due import Rest, due
 from .facts import fact
 from .hosts import Hosts, Outcome
 from .inverse import Recorded
-from .openings import opened_as
+from .openings import known_as
 from .reach import HostReach
 from .report import RollbackReport
 from .saga import ENDED, RUNNING, SUSPENDED, Saga
@@ -295,8 +295,8 @@ def _escalations(name: str, family: Iterable[Saga]) -> list[dict[str, Any]]:
 
 
 def name_of(kit: AgentKit, header: str) -> str:
-    """The id the user gave, where it is known; the header id where it is not."""
-    return opened_as(kit.log, header)[0] or header
+    """The id by which a person knows it."""
+    return known_as(kit.log, header)
 
 
 def sweep(kit: AgentKit, hosts: Hosts | None = None, stop: threading.Event | None = None) -> Swept:

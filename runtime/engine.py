@@ -26,7 +26,7 @@ from .drive import BLOCKING, Drive, current_task, run
 from .facts import body, fact
 from .hosts import recorded_host
 from .inverse import NONE, Inverse, NoInverse, declared_by, derived_by, idempotency_key, own_key, takes_nothing, written
-from .openings import served_steps
+from .openings import raw_fields, served_steps
 from .perform import Call, Outcome, ask, perform, says_nothing
 from .pool import SHARED
 from .saga import RUNNING, Saga
@@ -34,7 +34,7 @@ from .semantics import SEMANTICS
 from .state import State
 from .step import APPROVED, DONE, FAILED, INTENDED, REFUSED, UNKNOWN, WAITING, may_land_for
 from .tools import Compensation, declared_options
-from .values import convert, decode_bytes, digest, encode, fitting, hush
+from .values import convert, decode, decode_bytes, digest, encode, fitting, hush
 
 NEW_EFFECTS = frozenset({"step.asked", "step.intended", "saga.joined"})
 DEFAULT_SETTLE = 2.0
@@ -617,7 +617,9 @@ async def _ask(drive: Drive, run: Run, call: Call) -> None:
             return
         if step.state == REFUSED:
             said = _denial(run, call.number)
-            raise Refused(f"{said[0]} denied {call.tool}{said[1]}.", next=f"Run `amends show {run.name}`.", code="denied")
+            raise Refused(
+                f"{said[0]} denied {call.tool}{said[1]}.", next=f"Run `amends show {run.name}`.", code="denied"
+            )
         if await _expired(drive, run, call):
             raise Refused(f"{call.tool} was not answered in time.", next="Ask again.", code="expired")
         await drive.grown(log, size, 1.0)

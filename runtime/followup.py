@@ -21,7 +21,7 @@ from .facts import body, fact
 from .inbox import named
 from .openings import fields_of, opened_as, raw_fields, spread, whole
 from .report import RollbackReport
-from .saga import ENDED, UNWINDING, Saga, replay
+from .saga import ENDED, RUNNING, SUSPENDED, UNWINDING, Saga, replay
 from .state import State
 from .step import COMPENSATED, DONE, FAILED, UNKNOWN
 from .unwind import take, unwind
@@ -152,7 +152,8 @@ def _undone(kit: AgentKit, later: Sequence[Saga]) -> set[int]:
 async def undo_committed(
     drive: Drive, kit: AgentKit, name: str, *, by: str, reason: str, step: int | None = None, dry_run: bool = False
 ) -> RollbackReport:
-    """Unwind a committed saga as a follow-up saga, youngest first, under the keys it had.
+    """Unwind a committed saga as a follow-up saga, youngest first, under the keys it had; or give up a dead one that
+    waits to be run again.
 
     dry_run runs the plan over an Overlay of the log and calls nothing: its report tells what would be undone and what
     would stand. Raises NotFound, Refused (`not_committed`, `nothing_to_undo`).
@@ -161,6 +162,8 @@ async def undo_committed(
     if not reason or not reason.strip():
         raise BadValue("Undoing a committed saga needs a reason.", next="Pass --reason TEXT.")
     saga = resolve(kit, name)
+    if saga.phase in (RUNNING, SUSPENDED) and not kit.holds(saga.driver) and saga.id not in kit.engine.runs:
+        return await _give_up(drive, kit, saga, person, dry_run)
     if saga.phase != ENDED or saga.out not in ("committed", "continued"):
         raise Refused(
             f"Saga {name} is {saga.out or saga.phase}; only a committed one is undone later.",
@@ -193,6 +196,20 @@ async def undo_committed(
         return await unwind(drive, kit.engine, new, kit.reach())
     finally:
         kit.engine.runs.pop(new, None)
+
+
+async def _give_up(drive: Drive, kit: AgentKit, saga: Saga, by: str, dry_run: bool) -> RollbackReport:
+    """A dead saga that waits to be run again, undone before its time is over because a person says so."""
+    from .rehearsal import imagine
+
+    root = kit.engine.state.root(saga)
+    taking = take(kit.engine, root.id, root.driver, "given_up", by=by)
+    if dry_run:
+        overlay = Overlay(kit.log)
+        overlay.commit(taking)
+        return RollbackReport(imagine(overlay, root.id, root.id)[1], "dry run")
+    await drive.commit(kit.log, taking)
+    return await unwind(drive, kit.engine, root.id, kit.reach())
 
 
 def _first(state: State, new: str, drafts: Sequence[Draft]) -> Sequence[Draft]:

@@ -38,7 +38,7 @@ _SPREAD = [_halves(bits) for bits in (80, 40, 20, 10, 5)]
 
 
 def idempotency_key(saga: str, tool: str, identity: str, scope: str) -> str:
-    """base32(SHA-256("amends/key/1" ‖ saga ‖ tool ‖ identity ‖ scope))[:32]: the same for every attempt (core rule 9).
+    """base32(SHA-256("amends/key/1" ‖ saga ‖ tool ‖ identity ‖ scope))[:32]: the same for every attempt.
 
     Parts are separated by a NUL, so that no two calls share a preimage. The 160 bits are spread to five a byte by
     halving: three keys are made for every step, and `base64.b32encode` would cost more than the rest of it.

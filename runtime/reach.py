@@ -47,7 +47,7 @@ class HostReach:
         host, known = self._hosts.find(recorded.handler, recorded.host)
         if host is None:
             return Outcome("unavailable", why=known.why)
-        attempt = step.undo_attempts + 1
+        attempt = step.undo_attempts  # `undo.intended` has counted this one
 
         def called() -> Outcome:
             return host.call(recorded.handler, "undo", recorded.kwargs, key, saga.id, step.number, attempt, CALL_MS)

@@ -72,7 +72,10 @@ class Plan(NamedTuple):
         told = [_WORDS[deed.does].format(**deed._asdict()) for deed in self.deeds]
         told += ["{saga}, step {step}, needs a person already ({reason}).".format(**one) for one in self.waiting]
         told += ["{saga} would be left alone: {reason}.".format(**one) for one in self.skipped]
-        return [*(told or ["Nothing was left by a dead agent."]), "Nothing was changed."]
+        return [
+            *(told or ["Nothing was left by a dead agent."]),
+            "Nothing was changed, and no host was started: `amends doctor --hosts` says whether handlers are found.",
+        ]
 
 
 _WORDS = {

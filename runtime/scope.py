@@ -34,7 +34,7 @@ from .openings import raw_fields, served_steps, whole
 from .perform import Call, ask
 from .report import RollbackReport, outcome
 from .saga import ENDED, JOINED, RUNNING, SUSPENDED, Saga
-from .semantics import SEMANTICS, semantics_of
+from .semantics import SEMANTICS, ActionSemantics, semantics_of
 from .state import State
 from .step import APPROVED, INTENDED, UNKNOWN, WAITING, may_land_for
 from .tools import ONCE, Compensation, Fallback, RetryPolicy, check_name, declared_options, misfit
@@ -55,7 +55,8 @@ class SagaAborted(AmendsError):
 
     def __init__(self, cause: BaseException, report: RollbackReport) -> None:
         said = in_words(cause)
-        super().__init__(f"{said}{'' if said[-1] in '.!?' else '.'} {report.summary()}", code="saga_aborted")
+        stop = "" if said.endswith((".", "!", "?")) else "."
+        super().__init__(f"{said}{stop} {report.summary()}", code="saga_aborted")
         self.cause, self.report = cause, report
 
 
@@ -614,8 +615,19 @@ class Handle:
         forward: Any,
         forward_kwargs: dict[str, Any] | None,
         options: dict[str, Any],
+        more: tuple[Any, ...] = (),
     ) -> Call:
+        if more or isinstance(forward, ActionSemantics):
+            raise _other_order(tool)
         return prepare(self._run, tool, forward, forward_kwargs, options)
+
+
+def _other_order(tool: str) -> BadValue:
+    return BadValue(
+        f"execute({tool!r}, …) takes a tool, its forward and the forward's arguments by place, and the rest by name.",
+        next="The order is execute(tool, forward, forward_kwargs, semantics=…, compensate=…).",
+        code="other_order",
+    )
 
 
 _OPTIONS = {
@@ -709,13 +721,13 @@ class AsyncSaga(Handle):
     """The handle of `async with saga_scope()`."""
 
     def execute(
-        self, tool: str, forward: Any = None, forward_kwargs: dict[str, Any] | None = None, **options: Any
+        self, tool: str, forward: Any = None, forward_kwargs: dict[str, Any] | None = None, *more: Any, **options: Any
     ) -> Awaitable[Any]:
         """Perform one step: `await saga.execute("stripe.charge", charge, {"amount_minor": 4200}, semantics=…, …)`.
 
         Named and checked at the call, before anything is awaited. Raises BadValue, Refused, or what the tool raised.
         """
-        call = self._prepare(tool, forward, forward_kwargs, options)
+        call = self._prepare(tool, forward, forward_kwargs, options, more)
         return execute(LOOPING, self._run, call)
 
     async def rollback(self) -> None:
@@ -731,10 +743,10 @@ class SyncSaga(Handle):
     """The handle of `with saga_scope()`."""
 
     def execute(
-        self, tool: str, forward: Any = None, forward_kwargs: dict[str, Any] | None = None, **options: Any
+        self, tool: str, forward: Any = None, forward_kwargs: dict[str, Any] | None = None, *more: Any, **options: Any
     ) -> Any:
         """Perform one step and return its result. Raises BadValue, Refused, or what the tool raised."""
-        call = self._prepare(tool, forward, forward_kwargs, options)
+        call = self._prepare(tool, forward, forward_kwargs, options, more)
         return run(execute(BLOCKING, self._run, call))
 
     def rollback(self) -> None:

@@ -68,6 +68,21 @@ def thread_of(kit: AgentKit, header: str) -> Thread | None:
     return Thread(saga, records, text_of(fields.get("name")), text_of(fields.get("label")))
 
 
+def step_fields(kit: AgentKit, saga: str, number: int) -> dict[str, bytes]:
+    """What the log holds of a step, each field as it was told last; of a carried one also what it was carried from."""
+    found: dict[str, bytes] = {}
+    place = saga
+    while place:
+        origin, step = "", number
+        for record in reversed(list(whole(kit.log.thread(place)))):
+            if record.entry.step == step:
+                found = raw_fields(record.blob) | found
+                if record.entry.kind == "step.carried" and record.entry.ref:
+                    origin, number = record.entry.of, kit.log.record(record.entry.ref).entry.step
+        place = origin
+    return found
+
+
 def text_of(raw: bytes | None) -> str:
     """The text in an opening's field; empty if it is not there."""
     return str(value_of(raw)) if raw else ""

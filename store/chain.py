@@ -160,12 +160,12 @@ class Chain:
                         rows.append(link(draft, now))
             except Exception as error:
                 # A view may promise to check first, and have a bug: what it raised but Illegal came from its middle.
-                if self.size > size or self._folding and not isinstance(error, Illegal):
+                # And what is not one of our errors may be a signal handler's: it strikes between any two instructions.
+                ours = isinstance(error, AmendsError)
+                if not ours or self.size > size or self._folding and not isinstance(error, Illegal):
                     raise Spoiled(place, error) from error
                 self._folding = False
                 answers.append((waiter, error))
-                if not isinstance(error, AmendsError):
-                    error.add_note("raised inside a decision; nothing of it was written")
             else:
                 answers.append((waiter, [row[0] for row in rows[before:]] if waiter is not None else None))
         self.tree.extend([row[4] for row in rows])

@@ -53,7 +53,7 @@ Pair = Annotated[tuple[Count, ...], msgspec.Meta(max_length=2)]
 
 
 class Entry(msgspec.Struct, omit_defaults=True, forbid_unknown_fields=True, gc=False):
-    """One fact of the log. Declaration order is key order; a default is an absent key (core rule, FORMAT.md 2).
+    """One fact of the log. Declaration order is key order; a default is an absent key (FORMAT.md 2).
 
     Times are microseconds (`at`) or milliseconds (`*_ms`, `up[1]`); `ref` is the `seq` of an earlier entry.
     """

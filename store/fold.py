@@ -51,7 +51,7 @@ class NoView:
 class Timeline(msgspec.Struct):
     """Boots and lived time, folded from `log.booted` and from every `up`.
 
-    Lived time (PROMISES 2.4): within one boot it advances by the smaller of wall and boot-clock progress,
+    Lived time: within one boot it advances by the smaller of wall and boot-clock progress,
     across boots by wall progress, never back. After a wall clock was set (`clock.stepped`) its entries say nothing
     about progress until it has overtaken the times in the log; the boot clock alone counts for so long.
     """

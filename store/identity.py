@@ -90,7 +90,8 @@ def objections(identity: Identity | Reader, anchors: list[Anchor], peek: Peek) -
             yield Objection(
                 "forked",
                 f"The first {anchor.size} records are not the ones this device signed (anchor {anchor.path}): "
-                "there are two histories, as when a copy of the home went its own way.",
+                "somebody changed them, or there are two histories, as when a copy of the home went its own way. "
+                "`amends verify` tells which record does not add up.",
             )
 
 
@@ -260,7 +261,25 @@ def adopt(home: Home | Path | str, by: str, reason: str, *, clock: Clock | None 
         raise LogHeld(f"The home is in use: {alive}.", next="End it, then adopt.")
     with home.locked():
         _settle_adoption(home)
+        if _in_order(home):
+            raise YouErred(
+                "This home is in order: its log is the one that this device signed, and nothing needs adopting.",
+                next="Go on using it.",
+                code="nothing_to_adopt",
+            )
         return _adopt(home, {"by": by, "reason": reason}, clock or SystemClock())
+
+
+def _in_order(home: Home) -> bool:
+    """Whether the log that lies here may go on as it is."""
+    if not home.seed.exists() or not home.install.exists() or not home.db.exists():
+        return False
+    identity = Identity.load(home)
+    peek = open_read(home.db)
+    try:
+        return peek.size > 0 and not list(objections(identity, read_anchors(home, identity)[0], peek))
+    finally:
+        peek.close()
 
 
 def _adopt(home: Home, why: dict[str, Any], clock: Clock) -> list[Left]:

@@ -7,7 +7,7 @@ batching window. Whoever holds the lock looks at the queue again after letting g
 whenever something is handed in, so nothing queued is ever forgotten.
 
 Why apsw only, no second connection that checkpoints, no stat of the `-wal` for its times, no index on the log:
-design pages "performance" and "the file". A second SQLite library in one process, or a raw open and close of one of
+DECISIONS.md 3 and bench/README.md. A second SQLite library in one process, or a raw open and close of one of
 the files, drops this process's locks; the guard after each COMMIT notices the worst of it, a replaced `-wal`.
 """
 
@@ -66,6 +66,7 @@ OLDEST_SQLITE = (3, 51, 3)  # older ones can corrupt a database when the -wal is
 LAZY_S = 0.02  # an appended fact is in the file after this
 IDLE_S = 0.05  # quiet for so long: sign, checkpoint, write the memo
 SIGN_S, SIGN_ENTRIES, ANCHOR_S = 1.0, 1000, 1.0
+UPSETS = 3  # batches that are kept in a row though something that is not about the file was raised in their commit
 HELD_S, LOOP_PATIENCE_S, POLL_S = 30.0, 0.002, 0.05
 BATCH, QUEUE_SOFT, QUEUE_HARD, TURNS = 1024, 1024, 8192, 4
 PAGE, PAGE_BYTES = 256, 1 << 20
@@ -514,6 +515,7 @@ class SqliteLog:
         self._average = 0.0
         self._slow = False
         self._probe_at = 0.0
+        self._upsets = UPSETS
         self._stale = False
 
     # -- opening ------------------------------------------------------------------------------------------------------
@@ -889,8 +891,8 @@ class SqliteLog:
                 self._measure(monotonic() - began - ROW_S * len(rows))
             self._landed(*self._pending)
         except BaseException as error:
-            self._failed(batch, error)
-            if not isinstance(error, Exception):
+            meant_for_us = self._failed(batch, error)
+            if not meant_for_us:
                 raise
         return True
 
@@ -1017,6 +1019,7 @@ class SqliteLog:
             self._chain.stored()
             self.commits += 1
             self.records_written += len(rows)
+            self._upsets = UPSETS
             self._quiet_since = now = monotonic()
             self._dirty = True
             if self._parked:
@@ -1105,22 +1108,28 @@ class SqliteLog:
         if there == moved:
             self._db.frames, self._checkpoint_at = 0, FULL_FRAMES
 
-    def _failed(self, batch: list[_Job], error: BaseException) -> None:
-        """Finish, if the transaction was over before the interrupt; else roll back. Nobody is left waiting."""
+    def _failed(self, batch: list[_Job], error: BaseException) -> bool:
+        """Finish, if the transaction was over before the interrupt; else roll back. Nobody is left waiting.
+        False: it was meant for somebody else, and has to be raised."""
         pending, self._pending = self._pending, None
         if pending and self._did_land(pending[0]):
             self._landed(*pending)
-            return
+            return _is_about_the_file(error)
+        about_the_file = True
         try:
             self._restore()
         finally:
-            self._excuse(batch, error)
+            about_the_file = self._excuse(batch, error)
+        return about_the_file
 
-    def _excuse(self, batch: list[_Job], error: BaseException) -> None:
-        """What becomes of a batch that was not written: again in the next commit, or told."""
-        if not isinstance(error, Exception):  # not about them
+    def _excuse(self, batch: list[_Job], error: BaseException) -> bool:
+        """What becomes of a batch that was not written: again in the next commit, or told. Says whether it was about
+        the file; what a signal handler raises goes on to whoever it struck, a few times in a row at the most."""
+        if not _is_about_the_file(error) and (self._upsets or not isinstance(error, Exception)):
+            self._upsets -= isinstance(error, Exception)
             self._again(batch)
             self._slow_down()
+            return False
         elif isinstance(error, (apsw.BusyError, apsw.LockedError)):
             self._again(batch)
             self._give_up()
@@ -1134,6 +1143,7 @@ class SqliteLog:
                 self._pay()
             else:  # it could not even begin
                 self._give_up(spoken)
+        return True
 
     def _did_land(self, rows: list[Row]) -> bool:
         """Whether a transaction that we do not remember ending is in the file."""
@@ -1621,6 +1631,13 @@ def _spoken(error: BaseException) -> AmendsError:
         spoken = TheyErred(f"The log could not be written: {error!r}.", next="Run `amends doctor`.", code="log_failed")
     spoken.__cause__ = error
     return spoken
+
+
+def _is_about_the_file(error: BaseException) -> bool:
+    """Whether an error came from writing, and not from a signal handler or an interrupt that struck meanwhile."""
+    if isinstance(error, OSError):
+        return error.errno is not None  # a handler's own TimeoutError has none
+    return isinstance(error, (AmendsError, apsw.Error, MemoryError))
 
 
 def _is_full(error: BaseException) -> bool:

@@ -9,6 +9,7 @@ import select
 import signal
 import subprocess
 import sys
+import threading
 import time
 import unicodedata
 from collections.abc import Callable, Iterator
@@ -25,6 +26,7 @@ from amends import (
     IRREVERSIBLE,
     AgentKit,
     Compensation,
+    Refused,
     SagaAborted,
     compensator,
     saga_scope,
@@ -401,8 +403,14 @@ def test_show_tells_the_story_and_why_names_the_host_that_undid_it(agent: Agent)
     story = run("show", "order-17").stdout
     first = story.index("shop.charge(amount_minor=100) was called")
     died = story.index("Its process died")
-    undone = story.index('To undo shop.charge: shop.refund(charge="ch_200")')
-    assert first < died < undone < story.index('shop.refund(charge="ch_100"), key') < story.index("Nothing stands.")
+    undone = story.index('To undo shop.charge, shop.refund(charge="ch_200") was called')
+    assert (
+        first
+        < died
+        < undone
+        < story.index('shop.refund(charge="ch_100") was called, key')
+        < story.index("Nothing stands.")
+    )
     why = run("show", "order-17", "--why").stdout
     assert f"it ran in {agent.script}" in why and "derived from the result" in why and "nobody was asked" in why
     assert all(len(step["reasons"]) >= 3 for step in asked("show", "order-17", "--why")["steps"])
@@ -552,6 +560,7 @@ def test_a_saga_with_two_things_to_settle_asks_which(kit: AgentKit) -> None:
         raise ValueError("no")
     result = run("accept", "order-9", "--by", "Ann", "--reason", "fine")
     items = asked("inbox", code=1)
+    assert "what undoes it: a person: fetch it back" in run("inbox").stdout
     assert result.exit_code == 2 and all(item["id"] in result.stderr for item in items)
     for item in items:
         assert run("accept", item["id"], "--by", "Ann", "--reason", "fine").exit_code == 0
@@ -570,6 +579,174 @@ def test_retry_goes_on_from_the_compensation_that_failed(kit: AgentKit) -> None:
     REFUNDS.append("refuses")  # the vendor has changed its mind
     assert run("retry", "order-9", "--by", "Ann").exit_code == 0
     assert asked("ps")[0]["outcome"] == "compensated" and len(set(REFUNDS)) == 2
+
+
+class Question:
+    """A saga that asks for a named person, in a thread of this process; `error` is what its scope was left by."""
+
+    def __init__(self, kit: AgentKit, name: str, args: dict[str, Any]) -> None:
+        self.error: BaseException | None = None
+        self.thread = threading.Thread(target=self._ask, args=(kit, name, args))
+        self.thread.start()
+        [self.item] = until(lambda: _inbox())
+
+    def _ask(self, kit: AgentKit, name: str, args: dict[str, Any]) -> None:
+        try:
+            with saga_scope(name, kit=kit) as saga:
+                saga.execute("bank.wire", wire, args, semantics=IRREVERSIBLE)
+        except SagaAborted as aborted:
+            self.error = aborted
+
+    def decided(self) -> None:
+        self.thread.join(30)
+        assert not self.thread.is_alive()
+
+
+def wire(**to: Any) -> str:
+    return "wired"
+
+
+@pytest.mark.promise("12.1")
+def test_the_inbox_says_what_is_to_be_approved_and_where_the_whole_story_is(kit: AgentKit) -> None:
+    asks = Question(kit, "rent for june", {"memo": "\x1b[2J" + "x" * 5000, "amount": 4200, "to": "DE12"})
+    assert asks.item["args"]["to"] == "DE12" and len(asks.item["args"]["memo"]) == 5004
+    said = run("inbox")
+    assert said.exit_code == 1 and "rent for june step 1 bank.wire" in said.stdout
+    assert "amount=4200" in said.stdout and 'to="DE12"' in said.stdout, "nothing hides behind a long argument"
+    assert "\\x1b[2J" in said.stdout and "\x1b" not in said.stdout and max(map(len, said.stdout.splitlines())) < 300
+    assert "amends show 'rent for june'" in said.stdout and asks.item["show"] == "amends show 'rent for june'"
+    assert run("approve", "rent for june", "--by", "Ann").exit_code == 0
+    asks.decided()
+    assert asks.error is None
+
+
+@pytest.mark.promise("1.1")
+def test_whoever_decides_second_is_told_who_was_first_by_item_and_by_saga(kit: AgentKit) -> None:
+    asks = Question(kit, "irr-1", {"to": "DE12"})
+    assert "irr-1, step 1 bank.wire" in run("deny", "irr-1", "--by", "Ann", "--note", "too much").stdout
+    asks.decided()
+    for name in ("irr-1", asks.item["id"], asks.item["id"][:5]):
+        for verb in ("approve", "deny"):
+            second = run(verb, name, "--by", "Bob")
+            assert second.exit_code == 1 and "Ann denied it already" in second.stderr, (name, second.stderr)
+            assert "`amends show irr-1`" in second.stderr and ".1" not in second.stderr
+    with pytest.raises(Refused) as late:
+        kit.approve("irr-1", by="Bob")
+    assert late.value.code == "decided"
+
+
+@pytest.mark.promise("1.1")
+def test_a_denial_is_told_with_the_name_and_the_note_and_not_with_itself_as_advice(kit: AgentKit) -> None:
+    asks = Question(kit, "irr-2", {"to": "DE12"})
+    kit.deny("irr-2", by="Ann", note="too much")
+    asks.decided()
+    assert str(asks.error) == "Ann denied bank.wire: too much. Clean: 1 never happened."
+    assert asked("show", "irr-2")["cause"] == "Ann denied bank.wire: too much."
+    story = run("show", "irr-2").stdout
+    assert "undone because: Ann denied bank.wire: too much." in story and "amends show irr-2" not in story
+
+
+@pytest.mark.promise("4.3")
+def test_the_inbox_tells_the_error_of_a_compensation_and_what_waits_behind_it(kit: AgentKit) -> None:
+    with pytest.raises(SagaAborted), saga_scope("order-9", kit=kit) as saga:
+        saga.execute("shop.reserve", charge, {"n": 1}, semantics=COMPENSABLE, undo=undo("fine"))
+        saga.execute("shop.charge", charge, {"n": 2}, semantics=COMPENSABLE, undo=undo("refuses"))
+        raise ValueError("no")
+    [item] = asked("inbox", code=1)
+    assert (item["args"], item["result"], item["error"]) == ({"n": 2}, 2, "ValueError: the vendor said no")
+    assert item["compensation"]["kwargs"] == {"charge": "refuses"}
+    assert item["behind"] == [{"step": 1, "tool": "shop.reserve"}]
+    said = run("inbox").stdout
+    assert "shop.charge(n=2) returned 2" in said and "compensation failed: ValueError: the vendor said no" in said
+    assert 'what undoes it: cli.refund(charge="refuses")' in said and "waits: step 1 shop.reserve" in said
+    again = run("retry", "order-9", "--by", "Ann")
+    assert again.exit_code == 1 and "compensation failed: ValueError: the vendor said no" in again.stdout
+
+
+@pytest.mark.promise("1.20")
+def test_what_an_undo_left_is_named_by_the_saga_that_a_person_knows(kit: AgentKit) -> None:
+    with saga_scope("paid-1", kit=kit) as saga:
+        saga.execute("shop.charge", charge, {"n": 7}, semantics=COMPENSABLE)
+    assert run("undo", "paid-1", "--by", "Ann", "--reason", "wrong").exit_code == 1
+    [item] = asked("inbox", code=1)
+    assert (item["saga"], item["step"], item["args"], item["result"]) == ("paid-1", 1, {"n": 7}, 7)
+    assert "paid-1 step 1 shop.charge" in run("inbox").stdout
+    kit.accept("paid-1", by="Ann", reason="a gift")
+    assert asked("inbox") == []
+
+
+@pytest.mark.promise("4.3")
+def test_a_retry_of_what_nothing_can_undo_is_refused_and_every_item_keeps_its_id(kit: AgentKit) -> None:
+    with pytest.raises(SagaAborted), saga_scope("order-9", kit=kit) as saga:
+        saga.execute("shop.charge", charge, {"n": 1}, semantics=COMPENSABLE, undo=undo())
+        saga.execute("note.pin", charge, {"n": 2}, semantics=COMPENSABLE)
+        saga.execute("shop.charge", charge, {"n": 3}, semantics=COMPENSABLE, undo=undo("refuses"))
+        raise ValueError("no")
+    [failed] = asked("inbox", code=1)
+    REFUNDS.append("refuses")
+    assert run("retry", failed["id"], "--by", "Ann").exit_code == 1, "the note still stands"
+    [orphan] = asked("inbox", code=1)
+    records = asked("status", code=1)["records"]
+    for name in (orphan["id"], "order-9"):
+        refused = run("retry", name, "--by", "Ann")
+        assert refused.exit_code == 6 and f"amends accept {orphan['id']}" in refused.stderr
+        assert "was undone" not in refused.output
+    assert asked("status", code=1)["records"] == records and asked("inbox", code=1) == [orphan]
+
+
+def test_the_ids_of_the_others_stay_when_one_item_is_tried_again(kit: AgentKit) -> None:
+    with pytest.raises(SagaAborted), saga_scope("order-9", kit=kit, on_compensation_failure="continue") as saga:
+        saga.execute("note.pin", charge, {"n": 1}, semantics=COMPENSABLE)
+        saga.execute("shop.charge", charge, {"n": 2}, semantics=COMPENSABLE, undo=undo("refuses"))
+        raise ValueError("no")
+    before = {item["tool"]: item["id"] for item in asked("inbox", code=1)}
+    assert run("retry", "order-9", "--by", "Ann").exit_code == 1
+    after = {item["tool"]: item["id"] for item in asked("inbox", code=1)}
+    assert before.keys() == after.keys() == {"note.pin", "shop.charge"} and before["note.pin"] == after["note.pin"]
+
+
+def test_a_retry_tells_only_what_it_did_itself(kit: AgentKit) -> None:
+    with pytest.raises(SagaAborted), saga_scope("order-9", kit=kit) as saga:
+        saga.execute("shop.charge", charge, {"n": 1}, semantics=COMPENSABLE, undo=undo("refuses"))
+        saga.execute("shop.reserve", charge, {"n": 2}, semantics=COMPENSABLE, undo=undo())
+        raise ValueError("no")
+    REFUNDS.append("refuses")
+    said = run("retry", "order-9", "--by", "Ann")
+    assert said.exit_code == 0 and "step 1 shop.charge was undone" in said.stdout and "step 2" not in said.stdout
+
+
+@pytest.mark.promise("4.3")
+def test_what_a_person_accepted_is_never_said_not_to_stand(kit: AgentKit) -> None:
+    failed(kit, "order-9")
+    assert run("accept", "order-9", "--by", "Ann", "--reason", "paid by cheque").exit_code == 0
+    story = run("show", "order-9").stdout
+    assert "Nothing stands unaccounted for; accepted: step 1 by Ann." in story and "Nothing stands.\n" not in story
+    assert "compensated, accounted for" in story and "all that could be undone was" not in story
+    second = run("accept", "order-9", "--by", "Bob", "--reason", "me too")
+    assert second.exit_code == 1 and "Ann accepted it already" in second.stderr
+
+
+@pytest.mark.promise("4.1")
+def test_whoever_looks_is_told_in_one_line_what_died(agent: Agent) -> None:
+    agent.run("order-17", "die")
+    for verb in ("inbox", "ps"):
+        plain, as_json = run(verb), run(verb, "--json")
+        for result in (plain, as_json):
+            [line] = result.stderr.splitlines()
+            assert result.exit_code == 0 and "order-17" in line and "amends recoverd --once" in line
+        assert isinstance(json.loads(as_json.stdout), list) and "Nothing needs you" not in plain.stdout
+    run("recoverd", "--once")
+    assert run("inbox").stderr == run("ps").stderr == "" and "Nothing needs you." in run("inbox").stdout
+
+
+def test_show_names_the_process_that_died_and_when_it_was_last_heard_of(agent: Agent) -> None:
+    process = agent.start("order-17", "die")
+    process.communicate(timeout=60)
+    said = run("show", "order-17").stdout
+    assert f"order-17 began in process {process.pid} (gone)." in said
+    assert f"Its process {process.pid} died; its last record is from " in said and " s ago." in said
+    run("recoverd", "--once")
+    assert "driver" not in run("show", "order-17").stdout
 
 
 # ---- one outcome ----------------------------------------------------------------------------------------------------
@@ -740,6 +917,7 @@ def test_doctor_says_what_died_what_has_no_host_and_that_no_daemon_is_installed(
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
     agent.run("order-17", "die")
+    assert "1 saga of a dead agent waits to be undone" in run("doctor").stdout and "1 sagas" not in run("status").stdout
     levels = {(check["check"], check["level"]) for check in asked("doctor", code=1)["checks"]}
     assert {("sagas", "bad"), ("handlers", "ok"), ("service", "warn")} <= levels
     agent.script.unlink()
@@ -779,13 +957,12 @@ def test_a_healthy_device_needs_nothing(kit: AgentKit) -> None:
     committed(kit)
     result = run("doctor")
     assert result.exit_code == 0 and "fdatasync" in result.stdout
+    assert "a day" not in result.stdout.replace("after a day", ""), "a log of some seconds tells nothing about days"
     assert not [path for path in kit.home.path.iterdir() if path.name.startswith(".doctor")]
 
 
 @pytest.mark.promise("12")
 def test_an_irreversible_step_shows_that_nothing_takes_it_back(kit: AgentKit) -> None:
-    import threading
-
     def answer() -> None:
         until(lambda: _inbox())
         assert run("approve", "order-1", "--by", "Ann").exit_code == 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from typing import Any
 
@@ -222,3 +223,23 @@ def test_a_dry_run_names_the_steps_that_were_built_on_it_since(memory: AgentKit)
         saga.execute("taxi.order", lambda to: None, {"to": "the sea"}, semantics=COMPENSABLE)
     assert built_on(memory, resolve(memory, "book")) == [("mail", 2, "bill.pay")]
     assert built_on(memory, resolve(memory, "mail")) == []
+
+
+@pytest.mark.promise("1.20")
+def test_a_dead_saga_that_waits_to_be_run_again_can_be_given_up(tmp_path) -> None:
+    """Its agent has died; nobody wants to wait for `resume_within`."""
+    compensator("give.up")(lambda: calls.append("undone"))
+    calls: list[str] = []
+    pid = os.fork()
+    if not pid:
+        kit = AgentKit(home=tmp_path / "home")
+        saga = saga_scope("order", on_crash="resume", kit=kit).__enter__()
+        saga.execute("pay", lambda: 1, {}, semantics=COMPENSABLE, undo=Compensation(handler="give.up"))
+        os._exit(0)
+    os.waitpid(pid, 0)
+    with AgentKit(home=tmp_path / "home") as kit:
+        planned = kit.undo("order", by="Ada", reason="not needed", dry_run=True)
+        assert [step.state for step in planned.steps] == ["compensated"] and calls == []
+        report = kit.undo("order", by="Ada", reason="not needed")
+        assert report.clean and calls == ["undone"]
+        assert kit.engine.state.past(kit.engine.hide("order")).out == "compensated"

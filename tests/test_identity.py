@@ -491,3 +491,12 @@ def test_a_log_that_does_not_add_up_is_not_followed(home):
     with pytest.raises(Damaged, match="not followed"):
         adopt(home, "ada", "why")
     assert not home.next_install.exists()
+
+
+def test_a_home_that_is_in_order_is_not_adopted(tmp_path: Path) -> None:
+    """Another incarnation would put its history out of reach for nothing."""
+    open_log(tmp_path / "home", NoView()).close()
+    with pytest.raises(YouErred) as refused:
+        adopt(tmp_path / "home", "Ada", "just to be sure")
+    assert refused.value.code == "nothing_to_adopt"
+    open_log(tmp_path / "home", NoView()).close()

@@ -325,3 +325,14 @@ def test_a_key_of_the_callers_own_is_what_is_sent_and_what_is_recorded(memory: A
     assert [step.idempotency_key for step in aborted.value.report.steps] == ["theirs"]
     keys = [r.entry.key for r in memory.log.records() if r.entry.kind in ("step.intended", "undo.intended")]
     assert keys == sent
+
+
+def test_the_other_order_is_refused_with_ours(memory: AgentKit) -> None:
+    with memory.transaction() as saga:
+        for args in (
+            ("pay", COMPENSABLE, lambda: 1),
+            ("pay", COMPENSABLE, lambda: 1, {}),
+            ("pay", COMPENSABLE, lambda: 1, {}, lambda result: None),
+        ):
+            with pytest.raises(BadValue, match="The order is"):
+                saga.execute(*args)
