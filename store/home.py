@@ -17,6 +17,7 @@ import base64
 import errno
 import os
 import re
+import stat
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
@@ -72,6 +73,10 @@ class Install(msgspec.Struct, omit_defaults=True):
     synced_ok: bool = False
     second: bool = False
     left: list[str] = []
+
+
+OWN = frozenset({"amends.db", "device", "run", "handlers.toml", "config.toml", "policy.toml"})
+"""What a folder has that is a home, or was prepared as one."""
 
 
 class Home:
@@ -171,6 +176,7 @@ class Home:
         """
         self.check_place()
         try:
+            self._not_somebody_elses()
             self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
             self._ours_alone()
             self.run.mkdir(mode=0o700, exist_ok=True)
@@ -185,6 +191,19 @@ class Home:
             elif self.i_know and self.install.exists():
                 self.save_install(msgspec.structs.replace(self.load_install(), synced_ok=True))
         return self
+
+    def _not_somebody_elses(self) -> None:
+        """A folder that is there and holds other things is no place for a home: closing it would take it from others."""
+        if not self.path.is_dir():
+            return
+        inside = {entry.name for entry in os.scandir(self.path)}
+        shared = os.name != "nt" and self.path.stat().st_mode & stat.S_ISVTX
+        if (inside and not inside & OWN) or shared or self.path == Path(self.path.anchor):
+            raise YouErred(
+                f"{self.path} is a folder with other things in it, and not a home of amends.",
+                next="Name a new or an empty folder with --home or AMENDS_HOME.",
+                code="not_a_home",
+            )
 
     @contextmanager
     def locked(self) -> Iterator[None]:

@@ -881,6 +881,10 @@ def test_init_is_harmless_twice_and_adoption_is_somebodys_decision(tmp_path: Pat
     assert (first["created"], second["created"]) == (True, False) and first["origin"] == second["origin"]
     assert (tmp_path / "home").stat().st_mode & 0o777 == 0o700
     assert run("init", "--adopt").exit_code == 2 and run("init", "--by", "Ann").exit_code == 2
+    healthy = run("init", "--adopt", "--by", "Ann", "--reason", "restored")
+    assert healthy.exit_code == 2 and "in order" in healthy.stderr  # it would put a history out of reach for nothing
+    for name in ("amends.db", "amends.db-wal", "amends.db-shm"):
+        (tmp_path / "home" / name).unlink()
     third = asked("init", "--adopt", "--by", "Ann", "--reason", "restored")
     assert third["adopted"] and third["origin"] != first["origin"]
     assert asked("verify")["verdict"] == "INTACT"

@@ -177,3 +177,25 @@ def test_every_place_of_ours_is_listed(tmp_path):
     paths = Home(tmp_path / "home").paths()
     assert paths["anchors"] == tmp_path / "anchors" and paths["db"] == tmp_path / "home" / "amends.db"
     assert all(isinstance(path, Path) and os.path.isabs(path) for path in paths.values())
+
+
+@pytest.mark.promise("14.4")
+def test_a_folder_with_other_things_in_it_is_not_taken_for_a_home(tmp_path: Path) -> None:
+    """One mistyped variable, and /tmp would be closed to everybody else."""
+    busy = tmp_path / "busy"
+    busy.mkdir(mode=0o755)
+    (busy / "letters.txt").write_text("dear")
+    sticky = tmp_path / "sticky"
+    sticky.mkdir()
+    sticky.chmod(0o1777)
+    for folder in (busy, sticky, Path("/")):
+        before = folder.stat().st_mode
+        with pytest.raises(YouErred) as refused:
+            Home(folder).create()
+        assert refused.value.code == "not_a_home" and folder.stat().st_mode == before
+    prepared = tmp_path / "prepared"
+    prepared.mkdir()
+    (prepared / "handlers.toml").write_text("version = 1\n")
+    Home(prepared).create()
+    (tmp_path / "empty").mkdir()
+    Home(tmp_path / "empty").create()
