@@ -329,6 +329,8 @@ class _Verifier:
             told.append("That nothing was cut from its end: no anchor of this device was found.")
         elif examiner.anchored < examiner.size:
             told.append(f"That nothing was cut after the first {examiner.anchored} records, which are anchored.")
+        else:
+            told.append("That nothing came after the newest record: what is younger than an anchor has none.")
         if examiner.view_trouble:
             told.append(f"The state after {examiner.view_trouble}: it could not be folded further.")
         for view in self.unseen:

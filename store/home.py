@@ -193,7 +193,7 @@ class Home:
         return self
 
     def _not_somebody_elses(self) -> None:
-        """A folder that is there and holds other things is no place for a home: closing it would take it from others."""
+        """A folder that holds other things is no place for a home: closing it would take it from others."""
         if not self.path.is_dir():
             return
         inside = {entry.name for entry in os.scandir(self.path)}
