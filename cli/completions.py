@@ -30,4 +30,4 @@ def completions(shell: str) -> None:
     if ui.session().as_json:
         ui.emit({"shell": shell, "script": script})
     else:
-        click.echo(script)
+        ui.put(script)

@@ -30,7 +30,7 @@ from ..runtime.values import looks_like_secret
 from ..store.anchor import read_all
 from ..store.audit import verify as verify_log
 from ..store.errors import AmendsError
-from ..store.home import Home
+from ..store.home import Home, refusal
 from ..store.keys import Identity
 from ..store.sqlite import engine_version
 from . import ui
@@ -40,6 +40,8 @@ from .service_units import Daemon, unit
 
 SCANNED = 20_000
 """How many of the newest records are looked through for secrets."""
+LONGEST = 64 << 10
+"""Bytes of a value that is looked through for secrets; a longer one is a document, and takes minutes."""
 LOW_SPACE = 100 << 20
 DAY_US = 86_400_000_000
 SLOW_DISK_S = 0.05
@@ -173,7 +175,12 @@ def _place(patient: Patient) -> Iterator[Said]:
 
 def _disk(patient: Patient) -> Iterator[Said]:
     """How long the disk takes to say that something is on it. One that is quicker than any disk does not wait."""
-    fd, name = tempfile.mkstemp(prefix=".doctor-", dir=patient.home.path)
+    try:
+        fd, name = tempfile.mkstemp(prefix=".doctor-", dir=patient.home.path)
+    except OSError as error:
+        spoken = refusal(patient.home.path, error)
+        yield Said("bad", *((spoken.message, spoken.next) if spoken else (f"{error}.",)))
+        return
     try:
         took = sorted(_sync_time(fd) for _ in range(9))[4]
     finally:
@@ -326,13 +333,20 @@ def _secrets(patient: Patient) -> Iterator[Said]:
     if kit is None:
         return
     seen: dict[str, int] = {}
+    long = 0
     for record in whole(kit.log.records(max(0, kit.log.size - SCANNED))):
         for name, raw in raw_fields(record.blob).items() if record.blob else ():
+            if len(raw) > LONGEST:
+                long += 1
+                continue
             for path in _suspicious(name, msgspec.json.decode(raw)):
                 seen.setdefault(f"{record.entry.tool or record.entry.kind}: {path}", record.entry.seq)
     for place, seq in list(seen.items())[:10]:
         yield Said("bad", f"{place} (record {seq}) holds what looks like a secret, in plain text.",
                    'Mark it: Secret[str], or @tool(secret=("NAME",)); then change the secret.')  # fmt: skip
+    if long:
+        said = ui.count(long, "value is", "values are")
+        yield Said("warn", f"{said} longer than {LONGEST >> 10} KiB, and not looked through for secrets.")
     if not seen:
         yield Said("ok", f"nothing in the newest {min(SCANNED, kit.log.size)} records looks like a secret")
 

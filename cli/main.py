@@ -44,6 +44,11 @@ COMMANDS = {
 """verb -> (its module, its name there, what it does)"""
 
 BUG, INTERRUPTED = 70, 130
+FULL = (errno.ENOSPC, errno.EDQUOT)
+
+ONLY_SAY = frozenset({"ps", "show", "log", "inbox", "status", "verify", "doctor", "completions", ""})
+"""Verbs whose work is done when it has been read: with nothing written they have not done it. Of any other the work is
+done, and its exit code says so whatever became of the words."""
 
 
 class Program(click.Group):
@@ -83,17 +88,30 @@ class Program(click.Group):
     ) -> NoReturn:
         """Run the command line and leave the process with the exit code of the verb."""
         said = list(sys.argv[1:] if args is None else args)
+        ui.begin()
         for stream in (sys.stdout, sys.stderr):
             if hasattr(stream, "reconfigure"):
                 stream.reconfigure(errors="backslashreplace")  # a name that the terminal's encoding lacks is no error
         extra["standalone_mode"] = False
-        ui.begin()
         try:
             code = super().main(said, prog_name=prog_name or "amends", **extra)
-            sys.stdout.flush()
         except Exception as error:
             code = _told(error, ui.wants_json(said))
-        sys.exit(code if isinstance(code, int) else 0)
+        except SystemExit:  # click's own way to end when nobody reads its help to the end
+            code = 0
+        ui.finish()
+        code = _heard(code if isinstance(code, int) else 0)
+        ui.finish()
+        sys.exit(code)
+
+
+def _heard(code: int) -> int:
+    """The exit code, given what became of the output. Whoever stops reading has read enough."""
+    lost = ui.unsaid()
+    if lost is None or isinstance(lost, BrokenPipeError):
+        return code
+    ui.warn(f"Standard output could not be written: {lost.strerror or lost}. What is missing there was not said.")
+    return code if code or ui.verb() not in ONLY_SAY else 10 if lost.errno in FULL else 3
 
 
 def _meant(name: str) -> str:
@@ -108,7 +126,7 @@ def _told(error: Exception, as_json: bool) -> int:
     if isinstance(error, click.Abort):
         return INTERRUPTED
     if isinstance(error, click.exceptions.NoArgsIsHelpError) and not as_json:
-        click.echo(error.format_message())
+        ui.put(error.format_message())
         return 0
     if isinstance(error, click.ClickException):
         ui.fail(as_json, "usage", " ".join(error.format_message().split()), _help_of(error))
@@ -116,12 +134,9 @@ def _told(error: Exception, as_json: bool) -> int:
     if isinstance(error, AmendsError):
         ui.fail(as_json, error.code, error.message, error.next)
         return error.exit if error.exit != BUG else _bug_exit(error)
-    if isinstance(error, BrokenPipeError):  # whoever read us has had enough
-        sys.stdout = open(os.devnull, "w")  # noqa: SIM115  (for the flush at exit)
-        return 1
     if isinstance(error, OSError):
         what = f"{error.filename}: " if error.filename else ""
-        full = error.errno == errno.ENOSPC
+        full = error.errno in FULL
         ui.fail(as_json, "disk_full" if full else "os_error", f"{what}{error.strerror or error}.", "")
         return 10 if full else 3
     apsw = sys.modules.get("apsw")
@@ -137,7 +152,7 @@ def _bug_exit(error: Exception) -> int:
     if os.environ.get("AMENDS_DEBUG") == "1":
         import traceback
 
-        traceback.print_exception(error, file=sys.stderr)
+        ui.put("".join(traceback.format_exception(error)), err=True)
     return BUG
 
 

@@ -133,7 +133,6 @@ def _wait(kit: AgentKit) -> int:
         notify(STOPPING)
         if not ended.wait(LAST_S):
             ui.warn("a handler still runs; its answer is lost, and the next daemon goes on from there")
-            sys.stdout.flush()
             os._exit(0)
     if trouble:
         raise trouble[0]
@@ -164,7 +163,6 @@ def _told(swept: Swept) -> None:
         return
     for line in _lines(swept):
         ui.say(line)
-    sys.stdout.flush()
 
 
 @contextmanager

@@ -7,6 +7,7 @@ needs a person goes by its id in the inbox, or by its saga where that has only o
 from __future__ import annotations
 
 import itertools
+import sys
 import time
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -29,6 +30,8 @@ from .device import acting, imports_option, looking
 
 NOTHING, SOMETHING = 0, 1
 """Exit codes: nothing needs you, something does."""
+FAR = 1 << 53
+"""A place that no log reaches."""
 NAMED = 5
 """How many dead sagas one line names."""
 
@@ -52,13 +55,16 @@ by_option = click.option("--by", metavar="NAME", required=True, help="Who decide
 
 @click.command(cls=ui.Verb, name="ps")
 @click.option("--all", "every", is_flag=True, help="Also those inside others, and those that followed others.")
-@click.option("--limit", default=1000, show_default=True, metavar="N", help="At most so many, newest first; 0 for all.")
+@click.option(
+    "--limit", type=click.IntRange(0), default=1000, show_default="1000", metavar="N",
+    help="At most so many, newest first; 0 for all.",
+)  # fmt: skip
 def ps(every: bool, limit: int) -> None:
     """List sagas, newest first, and what became of them."""
     with looking() as kit:
         kit.log.refresh()
         stories: Iterator[Story] = Stories(kit).everything() if every else iter(Stories(kit))
-        rows = [story.row() for story in itertools.islice(stories, limit or None)]
+        rows = [story.row() for story in itertools.islice(stories, min(limit, sys.maxsize) or None)]
         if limit and len(rows) == limit and next(stories, None) is not None:
             ui.warn(f"older ones than these {limit} are not shown; --limit 0 shows all")
         dead = _warn_of_the_dead(kit)
@@ -189,19 +195,21 @@ def _items_of(kit: AgentKit, story: Story) -> list[Item]:
 @click.command(cls=ui.Verb, name="log")
 @click.argument("saga", required=False, shell_complete=_sagas)
 @click.option("--follow", "-f", is_flag=True, help="Go on with what is appended, until interrupted.")
-@click.option("--since", default=0, metavar="SEQ", help="Begin at this record.")
+@click.option("--since", type=click.IntRange(0), default=0, metavar="SEQ", help="Begin at this record.")
 def log(saga: str | None, follow: bool, since: int) -> None:
     """Print the records, oldest first; with --json one object a line, each with its openings."""
     with looking() as kit:
         only = {thread.saga.id for thread in Stories(kit).of(resolve(kit, saga)).threads} if saga else None
-        size = since
-        while True:
+        size = min(since, FAR)
+        while not ui.unsaid():
             for record in kit.log.records(size):
                 size = record.entry.seq + 1
                 if only is not None and record.entry.of in only and record.entry.kind == "saga.opened":
                     only.add(record.entry.saga)
                 if only is None or record.entry.saga in only:
                     _print(record)
+                if ui.unsaid():
+                    break
             if not follow:
                 return
             while not kit.log.wait(size, 1.0):
@@ -229,7 +237,7 @@ def _print(record: Record) -> None:
 
 @click.command(cls=ui.Verb, name="inbox")
 @click.option("--wait", is_flag=True, help="Wait until something needs a person.")
-@click.option("--timeout", type=float, metavar="SECONDS", help="With --wait: at most so long.")
+@click.option("--timeout", type=float, callback=ui.seconds, metavar="SECONDS", help="With --wait: at most so long.")
 def inbox(wait: bool, timeout: float | None) -> int:
     """List everything that needs a person, oldest first, with the commands that settle it. Exit 1 if there is any."""
     with looking() as kit:
@@ -324,7 +332,7 @@ def retry(item: str, by: str, imports: tuple[str, ...]) -> int:
 
 @click.command(cls=ui.Verb, name="undo")
 @saga_argument
-@click.option("--step", type=int, metavar="N", help="Only this step.")
+@click.option("--step", type=click.IntRange(1), metavar="N", help="Only this step.")
 @click.option("--dry-run", is_flag=True, help="Tell what would run and what would stand; change nothing.")
 @click.option("--by", default="", metavar="NAME", help="Who decides.")
 @click.option("--reason", default="", metavar="TEXT", help="Why.")

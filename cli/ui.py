@@ -4,6 +4,9 @@ Every text that is printed goes through `clean`: names, arguments and errors com
 programs, and a terminal obeys the escapes in them. Colours are ours, put on after the cleaning, and only on a terminal
 (NO_COLOR is honoured). `--json` prints one JSON document on standard output, ASCII only; progress and warnings go to
 standard error. `--home` and `--json` are taken before the verb and after it.
+
+An output that is closed, full or read no further stops no verb in the middle of its work: what could not be said is
+remembered (`unsaid`), and main.py decides what the exit code is.
 """
 
 from __future__ import annotations
@@ -19,13 +22,16 @@ import click
 
 
 class Session:
-    """What was said before the verb or after it. parsed: whether all of it has been read."""
+    """What was said before the verb or after it. parsed: whether all of it has been read; verb: "" where there is none
+    to run, as for --help."""
 
     home: str | None = None
     as_json: bool = False
     parsed: bool = False
+    verb: str = ""
 
 
+_unsaid: OSError | None = None
 _latest = Session()  # for other threads of this invocation: click knows its context on the main thread only
 
 
@@ -43,14 +49,21 @@ def session(context: click.Context | None = None) -> Session:
 
 def begin() -> None:
     """Forget the invocation before, in a process that has several."""
-    global _latest
-    _latest = Session()
+    global _latest, _unsaid
+    _latest, _unsaid = Session(), None
+    for fd in range(3):  # closed ones are opened, lest a file of ours takes the place of an output
+        try:
+            os.fstat(fd)
+        except OSError:
+            os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)
+    sys.stdout = sys.stdout or open(os.devnull, "w")  # noqa: SIM115  (as long as the process)
+    sys.stderr = sys.stderr or open(os.devnull, "w")  # noqa: SIM115
 
 
 def _take_home(context: click.Context, parameter: click.Parameter, value: str | None) -> None:
     said = session(context)
     if value is not None:
-        said.home = value
+        said.home = utf8(value, context, parameter)
 
 
 def _take_json(context: click.Context, parameter: click.Parameter, value: bool) -> None:
@@ -80,8 +93,31 @@ class Verb(click.Command):
         self.params += options()
 
     def invoke(self, ctx: click.Context) -> Any:
-        session(ctx).parsed = True
+        said = session(ctx)
+        said.parsed, said.verb = True, ctx.find_root().invoked_subcommand or ""
+        for parameter in self.params:
+            value = ctx.params.get(parameter.name or "")
+            if isinstance(value, str):
+                ctx.params[parameter.name or ""] = utf8(value, ctx, parameter)
+            elif isinstance(value, tuple) and parameter.type is not click.UNPROCESSED:
+                ctx.params[parameter.name or ""] = tuple(utf8(one, ctx, parameter) for one in value)
         return super().invoke(ctx)
+
+
+def utf8(value: str, context: click.Context, parameter: click.Parameter) -> str:
+    """A text of the command line, whatever the locale took its bytes for. Raises click.BadParameter if they are not
+    UTF-8: the log could not keep it."""
+    try:
+        return os.fsencode(value).decode()
+    except UnicodeError:
+        raise click.BadParameter(f"{value!r} is not UTF-8.", context, parameter) from None
+
+
+def seconds(context: click.Context, parameter: click.Parameter, value: float | None) -> float | None:
+    """A time to wait. Raises click.BadParameter for one that is negative or no number."""
+    if value is not None and not value >= 0:
+        raise click.BadParameter(f"{value} is no time to wait.", context, parameter)
+    return value
 
 
 class Verbs(click.Group):
@@ -158,7 +194,42 @@ def painted(part: object, colour: bool) -> str:
 def say(*parts: object, err: bool = False) -> None:
     """One line for people, made of parts: texts, cleaned, and Words in colour."""
     colour = coloured(err)
-    click.echo("".join(painted(part, colour) for part in parts), err=err, color=colour)
+    put("".join(painted(part, colour) for part in parts), err=err, colour=colour)
+
+
+def put(text: str, *, err: bool = False, colour: bool | None = None) -> None:
+    """A text as it is, and a line feed. What standard output does not take is remembered; what standard error does not
+    take can be said nowhere."""
+    global _unsaid
+    try:
+        click.echo(text, err=err, color=colour)
+    except OSError as error:
+        if not err:
+            _unsaid = _unsaid or error
+
+
+def verb() -> str:
+    """The verb that was run, "" for none."""
+    return _latest.verb
+
+
+def unsaid() -> OSError | None:
+    """Why something could not be written to standard output, None if all was."""
+    return _unsaid
+
+
+def finish() -> None:
+    """Write out what the streams still hold; what they do not take is given up, and is no error of Python's at exit."""
+    global _unsaid
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except OSError as error:
+            if stream is sys.stdout:
+                _unsaid = _unsaid or error
+            null = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(null, stream.fileno())
+            os.close(null)
 
 
 def count(number: int, one: str, many: str = "") -> str:
@@ -193,7 +264,7 @@ def _cell(value: object) -> Word:
 
 def emit(document: Any, *, line: bool = False) -> None:
     """One JSON document on standard output; `line` for one of many, each on its own line."""
-    click.echo(json.dumps(document, ensure_ascii=True, indent=None if line else 2, allow_nan=False))
+    put(json.dumps(document, ensure_ascii=True, indent=None if line else 2, allow_nan=False))
 
 
 def wants_json(args: Sequence[str]) -> bool:
@@ -208,7 +279,8 @@ def fail(as_json: bool, code: str, message: str, next: str) -> None:
     """An error, where whoever asked looks for it: a JSON document on standard output, or words on standard error."""
     if as_json:
         emit({"error": {"code": code, "message": message, "next": next}})
-        return
+        if _unsaid is None:
+            return
     say(Word("amends: ", "bad"), message, err=True)
     if next:
         say("        ", next, err=True)

@@ -169,6 +169,9 @@ async def undo_committed(
             f"Saga {name} is {saga.out or saga.phase}; only a committed one is undone later.",
             next=f"Run `amends show {name}`.", code="not_committed",
         )  # fmt: skip
+    if step is not None and step not in saga.steps:
+        there = ", ".join(f"{one.number} {one.tool}" for one in saga.steps.values()) or "none"
+        raise NotFound(f"There is no step {step} in saga {name}.", next=f"Its steps: {there}.")
     later = followups(kit, saga)
     if saga.out == "continued":
         heir = opened_as(kit.log, later[0].id)[0] or later[0].id

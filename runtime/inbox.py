@@ -149,6 +149,8 @@ def verbs(item: Item) -> tuple[str, ...]:
 _VERBS: dict[str, tuple[str, ...]] = {"approval": ("approve", "deny"), "resume": ("run again",)}
 _SAYS = {"approve": "step.answered", "deny": "step.answered", "accept": "step.accepted"}
 """The fact that a decision leaves."""
+_OPENS = {"step.asked": "approval", "saga.escalated": "escalation"}
+"""The fact that opens an item of a kind."""
 _COMMANDS = {
     "approve": "amends approve {} --by NAME",
     "deny": "amends deny {} --by NAME",
@@ -211,10 +213,15 @@ def _refuse_if_settled(kit: AgentKit, name: str) -> None:
     """Whoever comes second is told who was first, and not that there never was such a question."""
     if not _ID.fullmatch(name):
         return
+    over = False
     for record in kit.log.records(max(0, kit.log.size - RECENT)):
         asked = _asked(kit, record)
         if asked and item_id(asked[0], kit.log.record(asked[1]).line).startswith(name):
             raise _settled(kit, record)
+        opened = _OPENS.get(record.entry.kind)
+        over = over or (opened is not None and item_id(opened, record.line).startswith(name))
+    if over:  # tried again, withdrawn, or its time was over: nobody's word says so, but it was asked
+        raise Refused("It was settled already, or withdrawn.", next="Run `amends inbox`.", code="decided")
 
 
 def _asked(kit: AgentKit, record: Record) -> tuple[str, int] | None:

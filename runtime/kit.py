@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..store.driver import Driver, alive, describe
 from ..store.errors import AmendsError
-from ..store.home import Home, new_id
+from ..store.home import Home, in_words, new_id
 from ..store.identity import open_log
 from ..store.log import Log, MemoryLog
 from .current import CURRENT
@@ -124,7 +124,8 @@ class AgentKit:
         if self._driver is None:
             with AgentKit._lock_driver:
                 if self._driver is None:
-                    self._driver = Driver.start(self.home.run)
+                    with in_words(self.home.path):
+                        self._driver = Driver.start(self.home.run)
         return self._driver.id
 
     _lock_driver = threading.Lock()

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import msgspec
 
 from . import driver
-from .errors import DiskFull, HomeRefused, Malformed, YouErred
+from .errors import DiskFull, HomeRefused, Malformed, TheyErred, YouErred
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -175,13 +175,20 @@ class Home:
         A database that lies there without its keys gets none: it can be read, and is never written.
         """
         self.check_place()
+        if not _is_utf8(self.path):
+            raise YouErred(
+                f"The path {str(self.path)!r} is not UTF-8, and what is kept about a home is.",
+                next="Choose another folder with --home or AMENDS_HOME.",
+                code="home_unwritable",
+            )
         try:
             self._not_somebody_elses()
             self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
             self._ours_alone()
             self.run.mkdir(mode=0o700, exist_ok=True)
         except OSError as error:
-            raise _cannot_make(self.path, error) from error
+            unmade = error.errno in _DENIED and not self.path.exists()  # the folder above is another's
+            raise (None if unmade else refusal(self.path, error)) or _cannot_make(self.path, error) from error
         with self.locked():
             if not self.seed.exists() and not self.db.exists():
                 self.device.mkdir(mode=0o700, exist_ok=True)
@@ -208,7 +215,8 @@ class Home:
     @contextmanager
     def locked(self) -> Iterator[None]:
         """Hold `run/home.lock`: creation, adoption and the record of a move happen one at a time."""
-        fd = driver.open_known(self.run / "home.lock", os.O_RDWR | os.O_CREAT)
+        with in_words(self.path):
+            fd = driver.open_known(self.run / "home.lock", os.O_RDWR | os.O_CREAT)
         try:
             driver.wait_lock(fd)
             yield
@@ -338,9 +346,54 @@ def keys_missing(home: Home) -> HomeRefused:
     )
 
 
-def _cannot_make(path: Path, error: OSError) -> YouErred | DiskFull:
-    if error.errno == errno.ENOSPC:
-        return DiskFull(f"The home {path} cannot be made: no space is left.", next="Free some, or use another disk.")
+_FULL = (errno.ENOSPC, errno.EDQUOT)
+_DENIED = (errno.EACCES, errno.EPERM)
+_TOO_MANY = (errno.EMFILE, errno.ENFILE)
+
+
+def refusal(path: Path, error: OSError) -> TheyErred | None:
+    """What the system's refusal means for a home, in words; None for one that is about something else."""
+    if error.errno in _FULL:
+        return DiskFull(
+            f"Nothing can be written in the home {path}: no space is left.", next="Free some, or use another disk."
+        )
+    if error.errno == errno.EROFS or error.errno in _DENIED:
+        return HomeRefused(
+            f"Nothing can be written in the home {path}: {error.strerror}.",
+            next="Make it writable for this user, or choose another folder with --home or AMENDS_HOME; what only looks, "
+            "like `amends ps`, works as it is.",
+            code="read_only",
+        )
+    if error.errno in _TOO_MANY:
+        return TheyErred(
+            f"The home {path} cannot be used: too many files are open in this process.",
+            next="Allow more (`ulimit -n`), or close some.",
+            code="too_many_files",
+        )
+    return None
+
+
+@contextmanager
+def in_words(path: Path) -> Iterator[None]:
+    """The system's refusals around a home leave as ours. Raises HomeRefused, DiskFull, TheyErred."""
+    try:
+        yield
+    except OSError as error:
+        spoken = refusal(path, error)
+        if spoken is None:
+            raise
+        raise spoken from error
+
+
+def _is_utf8(path: Path) -> bool:
+    try:
+        str(path).encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def _cannot_make(path: Path, error: OSError) -> YouErred:
     return YouErred(
         f"The home {path} cannot be made: {error.strerror or error}.",
         next="Choose another folder with --home or AMENDS_HOME.",

@@ -16,6 +16,7 @@ import os
 from collections.abc import Iterator
 from hashlib import sha256
 from pathlib import Path
+from time import monotonic, sleep
 from typing import Any, NamedTuple, Protocol
 
 import msgspec
@@ -29,10 +30,13 @@ from .entry import Entry, parse
 from .errors import Damaged, HomeRefused, LogHeld, Malformed, YouErred
 from .evidence import DatabaseError, Evidence
 from .fold import NoView, View
-from .home import SEED_BYTES, Home, Install, adopt_words, keys_missing, new_id, replace_file, sync_folder
+from .home import SEED_BYTES, Home, Install, adopt_words, in_words, keys_missing, new_id, replace_file, sync_folder
 from .keys import Follows, Identity, Reader, Warn, origin_of, say
 from .merkle import EMPTY, HashReader, root_at
 from .sqlite import SqliteLog, open_read
+
+FIRST_ANCHOR_S = 1.0
+"""How long a log without any anchor is waited for, in seconds: whoever makes one anchors it at once."""
 
 # ---- the guard ------------------------------------------------------------------------------------------------------
 
@@ -116,7 +120,11 @@ def open_log(
     Raises HomeRefused (exit 4) if this home may not go on writing, and what opening the file raises.
     """
     home = home if isinstance(home, Home) else Home(home)
-    warn = say if warn is None else warn
+    with in_words(home.path):
+        return _open_log(home, view, clock, write, say if warn is None else warn)
+
+
+def _open_log(home: Home, view: View, clock: Clock | None, write: bool, warn: Warn) -> SqliteLog:
     if write:
         home.create()
     with_keys = home.seed.exists()
@@ -149,11 +157,21 @@ def open_log(
     except DatabaseError as error:
         raise Damaged(f"{home.db} cannot be read ({error}).", next="Run `amends verify`.") from error
     if write and isinstance(identity, Identity):
-        troubles += _note_move(home, identity, bool(anchors), fresh)
+        troubles += _note_move(home, identity, bool(anchors) or (not fresh and _anchored_soon(home, identity)), fresh)
     for text in (*home.warnings, *troubles):
         warn(text)
     home.warnings.clear()
     return SqliteLog(home.db, view, identity, clock=clock, write=write, holder=lambda: holders(home), warn=warn)
+
+
+def _anchored_soon(home: Home, identity: Identity) -> bool:
+    """Whether an anchor appears: of several that make a home at once, one has a log before it has anchored it."""
+    end = monotonic() + FIRST_ANCHOR_S
+    while not read_anchors(home, identity)[0]:
+        if monotonic() > end:
+            return False
+        sleep(0.02)
+    return True
 
 
 def holders(home: Home) -> str:

@@ -475,7 +475,8 @@ class SqliteLog:
         self.commits = self.records_written = 0
         self._warn, self._holder, self._write = warn, holder or (lambda: ""), write
         self._reserve = os.fspath(reserve) if reserve is not None else str(Path(self.path).parent / "reserve")
-        self._wal = os.fsencode(self.path) + b"-wal"
+        self._main = os.fsencode(self.path)
+        self._wal = self._main + b"-wal"
         self._stat = ctypes.create_string_buffer(_BUFFER)  # of the guard, used under the commit lock
         self._chain = Chain(self.view)
         self._size = self._memo_at = 0  # _size, _hash: the head as acknowledged; the chain may be ahead of it
@@ -550,7 +551,7 @@ class SqliteLog:
             self._close_connections()
             raise self._held()
         try:
-            self._wal_inode = _inode(self._wal)
+            self._wal_inode, self._db_inode = _inode(self._wal), _inode(self._main)
             self._version = db.one("pragma data_version")
             self._refold()
             if not self._chain.size:
@@ -1034,11 +1035,12 @@ class SqliteLog:
             self._checkpoint()
 
     def _guard(self) -> None:
-        """The -wal under us is the one that was opened, or nothing is acknowledged."""
-        if _inode(self._wal, self._stat) != self._wal_inode:
+        """The files under us are those that were opened, or nothing is acknowledged."""
+        wal = _inode(self._wal, self._stat) != self._wal_inode
+        if wal or _inode(self._main, self._stat) != self._db_inode:
             self._stale = True
             raise LogReplaced(
-                f"The write-ahead log of {self.path} was replaced or removed while it was open.",
+                f"{'The write-ahead log of ' * wal}{self.path} was replaced or removed while it was open.",
                 next="Find the program that did it; what was not acknowledged may be lost.",
             )
 
@@ -1228,6 +1230,11 @@ class SqliteLog:
         """After a fork, a replaced -wal or a fold that could not be made: connect anew. What was acknowledged must be
         there, else this device would go on to write a second history."""
         size, head = self._size, self._hash
+        if size and not os.path.exists(self.path):  # opening would make a new one
+            raise LogReplaced(
+                f"The log at {self.path} is gone.",
+                next="End this program; put the file back; `amends verify` tells more.",
+            )
         self._close_connections()
         self._open()
         assert self._db is not None

@@ -998,3 +998,135 @@ def test_a_log_that_vanished_is_not_a_home_that_nobody_has_made(tmp_path, vanish
         )
         told = done.stdout + done.stderr
         assert (done.returncode in (4, 3)) and "no_home" not in told and "gone" in told, (verb, told)
+
+
+# ---- outputs that do not take it, and words that are none ------------------------------------------------------------
+
+
+def shell(line: str, home: Path, *words: str, **env: str) -> subprocess.CompletedProcess[str]:
+    """A line of bash in which `amends` is the program and `$1`… are `words`."""
+    program = f'amends() {{ "{sys.executable}" -m amends.cli "$@"; }}; {line}'
+    return subprocess.run(
+        ["bash", "-c", program, "bash", *words], env={**os.environ, "AMENDS_HOME": str(home), **env},
+        capture_output=True, text=True, timeout=60, errors="surrogateescape",
+    )  # fmt: skip
+
+
+FULL = pytest.mark.skipif(not Path("/dev/full").exists(), reason="/dev/full, a disk without room, is not there")
+UNTAKEN = [
+    ("verify --json >/dev/full", 10),
+    ("ps >/dev/full", 10),
+    ("ps --json >/dev/full", 10),
+    ("log >/dev/full", 10),
+    ("--help >/dev/full", 10),
+    ("show nope --json >/dev/full", 2),
+    ("recoverd --once >/dev/full", 0),
+    ("nosuch 2>/dev/full", 2),
+    ("show nope 2>/dev/full", 2),
+    ("run -- sh -c 'exit 7' >/dev/full 2>/dev/full", 7),
+]
+
+
+@FULL
+@pytest.mark.promise("12.1")
+@pytest.mark.parametrize(("words", "code"), UNTAKEN)
+def test_a_full_output_is_a_full_disk_to_whoever_reads_and_spoils_no_other_code(
+    kit: AgentKit, words: str, code: int
+) -> None:
+    committed(kit)
+    done = shell(f"amends {words}", kit.home.path)
+    assert done.returncode == code, done.stderr
+    assert "Traceback" not in done.stderr and "Exception ignored" not in done.stderr
+    if code == 10:
+        assert "No space left on device" in done.stderr
+    if code == 2 and "2>" not in words:
+        assert "There is no saga 'nope'" in done.stderr, "an error that its document cannot hold is said in words"
+
+
+@pytest.mark.promise("12.1")
+@pytest.mark.parametrize(
+    ("words", "code"),
+    [("ps >&-", 0), ("recoverd --once >&-", 0), ("verify --json >&-", 0), ("--version >&-", 0), ("nosuch 2>&-", 2),
+     ("run -- sh -c 'exit 7' >&- 2>&- <&-", 7), ("inbox >&- 2>&- <&-", 0)],
+)  # fmt: skip
+def test_a_closed_output_changes_no_exit_code(kit: AgentKit, words: str, code: int) -> None:
+    committed(kit)
+    done = shell(f"amends {words}", kit.home.path)
+    assert done.returncode == code and "bug" not in done.stderr, done.stderr
+
+
+@pytest.mark.promise("12.1")
+def test_whoever_stops_reading_has_read_enough(kit: AgentKit) -> None:
+    committed(kit, steps=400)
+    done = shell("amends log | head -1; exit ${PIPESTATUS[0]}", kit.home.path)
+    assert done.returncode == 0 and "log.opened" in done.stdout and not done.stderr, done.stderr
+    follow = shell("amends log -f | head -1; exit ${PIPESTATUS[0]}", kit.home.path)
+    assert follow.returncode == 0, "following for nobody has an end"
+
+
+@pytest.mark.promise("12")
+@pytest.mark.parametrize(
+    "words",
+    [r"show $'\xff\xfe'", r"undo order-17 --by $'\xff' --reason x", r"approve $'\xff' --by Ann", r"log $'\xff'",
+     r"--home $'/tmp/\xff' ps", r"init --home $'/tmp/\xff'", "log --since -1", "ps --limit -1",
+     "inbox --wait --timeout nan", "inbox --wait --timeout -1", "undo order-17 --by Ann --reason x --step 99"],
+)  # fmt: skip
+def test_a_word_or_number_that_is_none_is_a_mistake_of_yours(kit: AgentKit, words: str) -> None:
+    committed(kit)
+    done = shell(f"amends {words}", kit.home.path)
+    assert done.returncode == 2 and done.stderr.startswith("amends: ") and "bug" not in done.stderr, done.stderr
+    if "99" in words:
+        assert "no step 99" in done.stderr and "1 shop.charge, 2 shop.charge" in done.stderr
+
+
+@pytest.mark.promise("12")
+def test_numbers_beyond_any_log_and_names_beyond_the_locale_are_understood(kit: AgentKit) -> None:
+    committed(kit, "é😀")
+    assert shell("amends log --since 99999999999999999999", kit.home.path).returncode == 0
+    assert shell("amends ps --limit 99999999999999999999", kit.home.path).returncode == 0
+    plain = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+    assert shell('amends show "$1"', kit.home.path, "é😀", **plain).returncode == 0
+
+
+@pytest.mark.promise("1.1")
+def test_whoever_settles_what_was_tried_again_meanwhile_has_lost_a_race(kit: AgentKit) -> None:
+    failed(kit, "order-9", undo=undo("refuses"))
+    [item] = _inbox()
+    REFUNDS.append("refuses")
+    assert run("retry", item["id"], "--by", "Ann").exit_code == 0
+    for second in (("retry",), ("accept", "--reason", "fine")):
+        late = run(second[0], item["id"], "--by", "Bob", *second[1:])
+        assert late.exit_code == 1 and "settled already" in late.stderr, late.stderr
+
+
+@pytest.mark.promise("14.2")
+def test_doctor_says_which_values_are_too_long_to_be_looked_through(kit: AgentKit) -> None:
+    with saga_scope("order-1", kit=kit) as saga:
+        saga.execute("doc.put", charge, {"n": "sk_live_" + "a1b2c3d4" * 10_000}, semantics=COMPENSABLE, undo=undo())
+    said = [check["text"] for check in asked("doctor")["checks"] if check["check"] == "secrets"]
+    assert "not looked through" in said[0] and "64 KiB" in said[0]
+
+
+@pytest.mark.promise("12")
+def test_a_read_only_home_is_found_by_doctor_and_refused_in_words_elsewhere(kit: AgentKit, tmp_path: Path) -> None:
+    committed(kit)
+    kit.close()
+    home, agent = kit.home.path, tmp_path / "agent.py"
+    agent.write_text("from amends import saga_scope\nwith saga_scope('later'): pass\n")
+
+    def mounted(words: str) -> subprocess.CompletedProcess[str]:
+        script = 'mount --bind "$1" "$1" && mount -o remount,ro,bind "$1" && eval "$2"'
+        return subprocess.run(
+            ["unshare", "-m", "sh", "-c", script, "sh", str(home), words],
+            env={**os.environ, "AMENDS_HOME": str(home)}, capture_output=True, text=True, timeout=60,
+        )  # fmt: skip
+
+    if sys.platform != "linux" or (possible := mounted("true")).returncode:
+        pytest.skip(f"no mount namespaces here: {possible.stderr if sys.platform == 'linux' else sys.platform}")
+    told = mounted(f"{sys.executable} -m amends.cli doctor")
+    assert told.returncode == 1 and "Read-only file system" in told.stdout and "growth" in told.stdout, told.stderr
+    for verb in ("init", "run -- true", "recoverd --once"):
+        refused = mounted(f"{sys.executable} -m amends.cli {verb}")
+        assert refused.returncode == 4 and "Make it writable" in refused.stderr, (verb, refused.stderr)
+    assert "HomeRefused: Nothing can be written" in mounted(f"{sys.executable} {agent}").stderr
+    assert mounted(f"{sys.executable} -m amends.cli ps").returncode == 0

@@ -199,3 +199,23 @@ def test_a_folder_with_other_things_in_it_is_not_taken_for_a_home(tmp_path: Path
     Home(prepared).create()
     (tmp_path / "empty").mkdir()
     Home(tmp_path / "empty").create()
+
+
+@pytest.mark.promise("12")
+def test_too_many_open_files_are_said_in_words(tmp_path: Path) -> None:
+    """The limit is set once everything is imported, as when an agent's own files have used it up."""
+    resource = pytest.importorskip("resource", reason="no limits on open files here")
+    assert resource
+    program = """
+import os, resource, sys
+from amends.store.home import Home
+from amends.store.errors import TheyErred
+home = Home(sys.argv[1]).create()
+resource.setrlimit(resource.RLIMIT_NOFILE, (len(os.listdir("/proc/self/fd")) - 1, 4096))
+try:
+    home.create()
+except TheyErred as error:
+    os.write(1, f"{error.code} {error.next}".encode())
+"""
+    done = subprocess.run([sys.executable, "-c", program, str(tmp_path / "home")], capture_output=True, text=True)
+    assert done.stdout.startswith("too_many_files") and "ulimit -n" in done.stdout, done.stderr

@@ -50,15 +50,22 @@ def test_every_command_has_help_and_every_option_is_in_a_page() -> None:
     assert not complaints, "\n" + "\n".join(complaints)
 
 
-SNIPPETS = house.snippets((ROOT / "README.md").read_text(encoding="utf-8")) if (ROOT / "README.md").exists() else []
+PAGES = ("README.md", "runtime/GUIDE.md")
+SNIPPETS = [
+    (page, line, code)
+    for page in PAGES
+    if (ROOT / page).exists()
+    for line, code in house.snippets((ROOT / page).read_text(encoding="utf-8"))
+]
 
 
-def test_the_readme_shows_how_it_is_used() -> None:
-    assert SNIPPETS, "README.md holds no ```python block"
+@pytest.mark.parametrize("page", PAGES)
+def test_a_page_shows_how_it_is_used(page: str) -> None:
+    assert page in {name for name, _, _ in SNIPPETS}, f"{page} holds no ```python block"
 
 
-@pytest.mark.parametrize(("line", "code"), SNIPPETS, ids=[f"line {line}" for line, _ in SNIPPETS])
-def test_a_snippet_of_the_readme_runs(line: int, code: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("page", "line", "code"), SNIPPETS, ids=[f"{page} line {line}" for page, line, _ in SNIPPETS])
+def test_a_snippet_of_a_page_runs(page: str, line: int, code: str, tmp_path: Path) -> None:
     script = tmp_path / "snippet.py"
     script.write_text(code, encoding="utf-8")
     done = subprocess.run(
@@ -69,7 +76,8 @@ def test_a_snippet_of_the_readme_runs(line: int, code: str, tmp_path: Path) -> N
         text=True,
         timeout=60,
     )
-    assert done.returncode == 0, f"README.md line {line}:\n{done.stdout}\n{done.stderr}"
+    assert done.returncode == 0, f"{page} line {line}:\n{done.stdout}\n{done.stderr}"
+    assert "cannot be run after a crash" not in done.stderr, f"{page} line {line} shows a handler that dies with it"
 
 
 def test_promises_are_numbered_once_and_each_states_its_limit() -> None:

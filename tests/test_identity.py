@@ -6,6 +6,7 @@ import os
 import shutil
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -352,6 +353,19 @@ def test_a_home_opened_before_its_first_anchor_opens_again(home, told):
     write(home, told=told)
     assert len(told) == 1 and "No anchor" in told[0]
     assert verify(home).level == "local anchor"
+
+
+def test_a_log_that_another_process_is_just_anchoring_is_no_alarm(home, told):
+    """Of several that begin at once, one finds the log before its maker has written the anchors."""
+    write(home)
+    anchors = [home.anchor, home.anchors / Identity.load(home).install]
+    for path in anchors:
+        path.rename(path.with_suffix(".soon"))
+    maker = threading.Timer(0.2, lambda: [path.with_suffix(".soon").rename(path) for path in anchors])
+    maker.start()
+    write(home, told=told)
+    maker.join()
+    assert not told
 
 
 # ---- adoption -------------------------------------------------------------------------------------------------------

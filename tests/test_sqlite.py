@@ -1210,3 +1210,20 @@ def test_with_no_space_left_everything_an_unwinding_writes_is_still_accepted() -
 
     begins = {"saga.opened", "step.asked", "step.answered", "step.intended", "step.attempted"}
     assert {kind for kind in KINDS if kind not in OUTCOMES and not kind.startswith(OUTCOME_FAMILIES)} == begins
+
+
+@pytest.mark.promise("1.2")
+@pytest.mark.parametrize("replace", [False, True])
+def test_a_database_that_vanished_or_was_replaced_acknowledges_nothing(log: SqliteLog, replace: bool) -> None:
+    log.commit(facts(opened("a")))
+    path = Path(log.path)
+    moved = path.with_name("moved.db")
+    if replace:
+        moved.write_bytes(b"")
+        os.replace(moved, path)
+    else:
+        path.unlink()
+    for _ in range(3):
+        with pytest.raises((LogReplaced, Damaged, Malformed, HomeRefused)):
+            log.commit(facts(intended("a", 1)))
+    assert replace or not path.exists()  # and no new log was begun in its place
