@@ -221,7 +221,7 @@ def _refuse_if_settled(kit: AgentKit, name: str) -> None:
         opened = _OPENS.get(record.entry.kind)
         over = over or (opened is not None and item_id(opened, record.line).startswith(name))
     if over:  # tried again, withdrawn, or its time was over: nobody's word says so, but it was asked
-        raise Refused("It was settled already, or withdrawn.", next="Run `amends inbox`.", code="decided")
+        raise NotFound("It was settled already, or withdrawn.", next="Run `amends inbox`.", code="decided")
 
 
 def _asked(kit: AgentKit, record: Record) -> tuple[str, int] | None:

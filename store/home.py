@@ -170,10 +170,14 @@ class Home:
 
     def create(self) -> Home:
         """Make what is missing, under `run/home.lock`; harmless when all is there. Raises HomeRefused for a place that
-        cannot keep a log, YouErred where the folder cannot be made.
+        cannot keep a log, YouErred where the folder cannot be made, TheyErred where the system has no room for it.
 
         A database that lies there without its keys gets none: it can be read, and is never written.
         """
+        with in_words(self.path):
+            return self._create()
+
+    def _create(self) -> Home:
         self.check_place()
         if not _is_utf8(self.path):
             raise YouErred(
@@ -215,8 +219,7 @@ class Home:
     @contextmanager
     def locked(self) -> Iterator[None]:
         """Hold `run/home.lock`: creation, adoption and the record of a move happen one at a time."""
-        with in_words(self.path):
-            fd = driver.open_known(self.run / "home.lock", os.O_RDWR | os.O_CREAT)
+        fd = driver.open_known(self.run / "home.lock", os.O_RDWR | os.O_CREAT)
         try:
             driver.wait_lock(fd)
             yield
@@ -360,8 +363,8 @@ def refusal(path: Path, error: OSError) -> TheyErred | None:
     if error.errno == errno.EROFS or error.errno in _DENIED:
         return HomeRefused(
             f"Nothing can be written in the home {path}: {error.strerror}.",
-            next="Make it writable for this user, or choose another folder with --home or AMENDS_HOME; what only looks, "
-            "like `amends ps`, works as it is.",
+            next="Make it writable for this user, or choose another folder with --home or AMENDS_HOME; what only "
+            "looks, like `amends ps`, works as it is.",
             code="read_only",
         )
     if error.errno in _TOO_MANY:
