@@ -5,6 +5,7 @@ import signal
 from pathlib import Path
 
 import pytest
+
 from amends.runtime.kit import AgentKit
 from amends.runtime.scope import SagaAborted, saga_scope
 from amends.runtime.tools import Compensation, compensator
