@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from ..store.clock import Now
-from .saga import Saga, orphaned, settled
+from .saga import OVER, Saga, orphaned, settled
 from .step import (
     ACCEPTED,
     APPROVED,
@@ -84,6 +84,11 @@ Action = Lost | Withdraw | Probe | Undo | Wait | Escalate | Rest | End
 
 def due(family: list[Saga], now: Now) -> Action:
     """The next thing to do for a family that unwinds (family[0] is its root)."""
+    youngest = _youngest(family)  # nearly always the one; a saga of ten thousand steps is not sorted for each of them
+    if youngest is not None and youngest[1].number not in youngest[0].escalated:
+        action = _next(*youngest, now)
+        if action is not None:
+            return action
     halt = family[0].on_failure != "continue"
     waiting = False
     for saga, step in unwinding_order(family):
@@ -110,6 +115,20 @@ def unwinding_order(family: list[Saga]) -> list[tuple[Saga, Step]]:
         (saga, step) for saga in family for step in saga.steps.values() if not settled(step) and step.state != ACCEPTED
     ]
     return sorted(left, key=lambda pair: _age(pair[1]), reverse=True)
+
+
+def _youngest(family: list[Saga]) -> tuple[Saga, Step] | None:
+    """The first of `unwinding_order`; None if nothing is left."""
+    found: tuple[Saga, Step] | None = None
+    highest = (False, -1)
+    for saga in family:
+        for step in saga.steps.values():
+            if (step.state in OVER and not step.late) or step.state == ACCEPTED:
+                continue
+            age = _age(step)
+            if found is None or age > highest:
+                found, highest = (saga, step), age
+    return found
 
 
 def _age(step: Step) -> tuple[bool, int]:

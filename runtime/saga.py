@@ -153,6 +153,10 @@ def orphaned(step: Step) -> bool:
     return step.state in (DONE, UNKNOWN) and step.inv in ("", "none")
 
 
+OVER = frozenset({COMPENSATED, FAILED, REFUSED})
+"""States in which nothing of a step stands, unless it landed late."""
+
+
 def settled(step: Step) -> bool:
     """Nothing of it stands, for all we know and can know."""
-    return step.state in (COMPENSATED, FAILED, REFUSED) and not step.late
+    return step.state in OVER and not step.late

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from typing import Any
 
 import pytest
@@ -192,3 +193,25 @@ def test_for_any_family_the_plan_ends_skips_nothing_and_never_undoes_what_is_set
             assert all(each.number in saga.escalated for each in left)
         elif any(each.number not in saga.escalated for each in left):  # halted at one that could be undone
             assert any(not orphaned(saga.steps[n]) and saga.steps[n].inv != "human" for n in saga.escalated)
+
+
+@pytest.mark.promise("1.7")
+def test_the_youngest_is_the_first_of_the_order_whatever_a_family_has_gone_through() -> None:
+    """The quick look and the whole order are one rule."""
+    draw = random.Random(seed := random.randrange(1 << 32))
+    print("seed", seed)
+    states = [*s.TABLE][1:]
+    seen = 0
+    for _ in range(300):
+        family = [
+            Saga(f"s{n}", n, 0, 1, "d", steps={
+                k: s.Step(k, "t", "compensable", draw.choice(states), seq=draw.randrange(99) * 2 + n % 2,
+                        ended_seq=draw.randrange(9), late=draw.random() < 0.2, provisional=draw.random() < 0.3)
+                for k in range(draw.randrange(6))
+            })
+            for n in range(draw.randrange(1, 4))
+        ]  # fmt: skip
+        order = d.unwinding_order(family)
+        assert d._youngest(family) == (order[0] if order else None)
+        seen += bool(order)
+    assert seen > 100
