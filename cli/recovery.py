@@ -184,8 +184,9 @@ def _on_signal(act: Callable[[], None], *numbers: int) -> Iterator[dict[int, flo
         yield heard
     finally:
         for number, handler in before.items():
-            if number not in heard:  # else this process is about to end, and the signal may still come a second time
-                signal.signal(number, handler)
+            # Once heard, this process is about to end, and the signal may come a second time: from the terminal and
+            # from the loader of the single file. Python puts a handler of its own back to the default as it goes down.
+            signal.signal(number, signal.SIG_IGN if number in heard else handler)
 
 
 # ---- around an agent -------------------------------------------------------------------------------------------------
