@@ -184,7 +184,9 @@ def test_a_process_that_lost_its_saga_is_fenced_off(world: World) -> None:
     assert world.recover()[1]["recovered"] == ["order-1"]
     agent.send_signal(signal.SIGCONT)
     assert agent.wait(20) != 0
-    assert "taken over" in agent.communicate()[1] or world.kinds()[-1] == "saga.ended"
+    agent.communicate()
+    world.recover()  # what it noticed late is a follow-up saga, which its end may have left to recovery
+    assert world.kinds()[-1] == "saga.ended" and world.standing() == []
     assert "pen" not in [effect["body"].get("item") for effect in world.effects()]
 
 
