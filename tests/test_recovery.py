@@ -185,7 +185,7 @@ def test_a_process_that_lost_its_saga_is_fenced_off(world: World) -> None:
     agent.send_signal(signal.SIGCONT)
     assert agent.wait(20) != 0
     agent.communicate()
-    world.recover()  # what it noticed late, if it lived long enough, is a follow-up saga that its end leaves to recovery
+    world.recover()  # what it noticed late is a follow-up saga, which its end may have left to recovery
     assert world.kinds()[-1] == "saga.ended"
     assert "pen" not in [effect["body"].get("item") for effect in world.effects()]
 
