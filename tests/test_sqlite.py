@@ -619,6 +619,7 @@ def test_a_decision_sees_what_another_process_wrote_just_before(tmp_path: Path) 
 def test_a_busy_file_is_waited_for_and_never_surfaces(log: SqliteLog, tmp_path: Path) -> None:
     log.commit(facts(opened("a")))
     other = apsw.Connection(str(tmp_path / "amends.db"))
+    other.set_busy_timeout(5000)  # the log's own idle work may be at it
     other.execute("begin immediate")
     release = threading.Timer(0.3, lambda: other.execute("rollback"))
     release.start()
@@ -648,6 +649,7 @@ def test_after_half_a_minute_the_holder_is_named(tmp_path: Path, monkeypatch: py
     eventually(lambda: log._parked)
     monkeypatch.setattr(sqlite, "HELD_S", 0.2)
     other = apsw.Connection(str(tmp_path / "amends.db"))
+    other.set_busy_timeout(5000)  # the log's own idle work may be at it
     other.execute("begin immediate")
     with pytest.raises(LogHeld) as caught:
         log.commit(facts(intended("a", 1)))
@@ -805,6 +807,7 @@ def test_a_newer_file_is_refused_and_left_as_it_is(tmp_path: Path) -> None:
     log.commit(facts(opened("a")))
     eventually(lambda: log._parked)
     other = apsw.Connection(str(tmp_path / "amends.db"))
+    other.set_busy_timeout(5000)  # the log's own idle work may be at it
     other.execute("pragma user_version = 99")
     before = other.execute("select count(*) from entry").get
     for _ in range(2):  # a live process that was overtaken by a migration
@@ -826,6 +829,7 @@ def test_a_newer_file_is_refused_and_left_as_it_is(tmp_path: Path) -> None:
 def test_another_programs_database_is_refused_and_left_as_it_is(tmp_path: Path) -> None:
     path = tmp_path / "amends.db"
     other = apsw.Connection(str(path))
+    other.set_busy_timeout(5000)  # the log's own idle work may be at it
     other.execute("create table theirs(x)")
     other.close()
     before = path.read_bytes()
