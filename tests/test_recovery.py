@@ -187,6 +187,10 @@ def test_a_process_that_lost_its_saga_is_fenced_off(world: World) -> None:
     agent.communicate()
     world.recover()  # what it noticed late is a follow-up saga, which its end may have left to recovery
     assert world.kinds()[-1] == "saga.ended"
+    entries = world.log()
+    taken = next(entry for entry in entries if entry.kind == "saga.taken")
+    after = [entry for entry in entries if entry.saga == taken.saga and entry.seq > taken.seq]
+    assert after and all(entry.fence != taken.fence - 1 for entry in after), "a fact of the stale process was written"
     assert "pen" not in [effect["body"].get("item") for effect in world.effects()]
 
 
