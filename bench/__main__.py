@@ -241,6 +241,30 @@ def verify_million(folder: Path, rounds: int) -> None:
     verify(folder, 1, 1_000_000)
 
 
+# ---- the gate -------------------------------------------------------------------------------------------------------
+
+
+def judge(folder: Path, rounds: int) -> None:
+    """A call that every limit concerns; debits in windows are spread over the limits."""
+    rounds = min(rounds, 3)
+    heading("Judging a call", f"{rounds} rounds")
+    for limits, facts in ((0, 1_000_000), (10, 1000), (10, 1_000_000), (100, 1000), (100, 1_000_000)):
+        config = {"limits": limits, "facts": facts}
+        pair = [Variant(THEIRS.name, THEIRS.script, config), Variant(OURS.name, OURS.script, config)]
+        found = compare(pair, rounds, lambda variant: child(variant, fresh(folder), "judge"))
+        base, mine = (column(found, variant.name, "judge", "p50") for variant in pair)
+        label = f"{limits} limits, {facts:,} debits"
+        say(label, THEIRS.name, f"{shown(middle(base))} us")
+        say(label, OURS.name, f"{shown(middle(mine))} us", f"{ratios(base, mine)} x faster   goal: flat in debits")
+        for variant in pair:
+            say("  peak memory", variant.name, f"{middle(column(found, variant.name, 'judge', 'rss_mb')):.0f} MB")
+        if limits:
+            fold, mb, ms = (
+                middle(column(found, OURS.name, "judge", name)) for name in ("fold_us", "memo_mb", "memo_ms")
+            )
+            say("  to fold one, the memo of all", OURS.name, f"{shown(fold)} us", f"{shown(mb)} MB in {shown(ms)} ms")
+
+
 # ---- starting -------------------------------------------------------------------------------------------------------
 
 
@@ -293,6 +317,7 @@ BENCHES = {
     "verify": Bench("G7", verify, False),
     "size": Bench("G11", size, False),
     "thread": Bench("G13", thread, False),
+    "judge": Bench("the gate", judge, False),
     "million": Bench("G9", verify_million, False),
 }
 

@@ -227,12 +227,48 @@ def verify() -> dict[str, float]:
     return {"records_s": verdict.size / took, "s": took, "rss_mb": rss()}
 
 
+def judge() -> dict[str, float]:
+    """One call put to the gate, with so many limits that concern it and so many debits in their windows."""
+    from amends.runtime.gate.limits import BudgetLimit, prepare
+    from amends.runtime.gate.pipeline import judge as put
+    from amends.runtime.gate.question import GateCall, Question
+    from amends.runtime.semantics import ActionSemantics
+    from amends.runtime.state import State
+    from amends.store.clock import Now
+    from amends.store.entry import ZERO, Entry
+
+    count, facts = CONFIG["limits"], CONFIG["facts"]
+    limits = [BudgetLimit(f"limit-{i}", max_total=10**9, window=86_400, minor=True) for i in range(count)]
+    state = State()
+    for limit in limits:
+        told = Entry(0, ZERO, 1, "limit.set", limit=limit.name, cap=limit.cap, within_ms=limit.window_ms)
+        state.meters.fold(told, 0, state)
+    entries = [Entry(0, ZERO, 1, "step.intended", use={limit.name: 100}) for limit in limits]
+    began = time.perf_counter()
+    for place in range(facts if entries else 0):
+        state.meters.fold(entries[place % count], place, state)
+    folded = time.perf_counter() - began
+    call, now, took = GateCall("stripe.charge", ActionSemantics.COMPENSABLE, ARGS), Now(1, 1, facts, facts), []
+    for _ in range(2000):
+        began_ns = time.perf_counter_ns()
+        debits = prepare(limits, call, str)
+        verdict = put(state, Question("stripe.charge", "compensable", "s", "s", debits=debits), now)
+        took.append(time.perf_counter_ns() - began_ns)
+        assert verdict.verdict == "allow"
+    resident = rss()
+    began = time.perf_counter()
+    memo = state.dump()
+    dumped = time.perf_counter() - began
+    return {**percentiles(took), "fold_us": folded / facts * 1e6, "memo_mb": len(memo) / 1e6, "memo_ms": dumped * 1e3,
+            "rss_mb": resident}  # fmt: skip
+
+
 def rss() -> float:
     """Peak resident memory of this process, MB."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / (1e6 if sys.platform == "darwin" else 1e3)
 
 
-ALONE: dict[str, Callable[[], dict[str, Any]]] = {"sweep": sweep, "verify": verify}
+ALONE: dict[str, Callable[[], dict[str, Any]]] = {"sweep": sweep, "verify": verify, "judge": judge}
 WORK: dict[str, Callable[[AgentKit], Awaitable[dict[str, float]]]] = {
     "dur": durable, "raw2": raw, "rev": reversible, "reva": amortised, "saga5": sagas, "busy": busy, "size": size,
 }  # fmt: skip

@@ -192,7 +192,28 @@ def verify() -> dict[str, float]:
     return {"records_s": len(records) / took, "s": took, "rss_mb": peak}
 
 
-ALONE: dict[str, Callable[[], dict[str, Any]]] = {"sweep": sweep, "verify": verify}
+def judge() -> dict[str, float]:
+    """One call put to the limits, as its gate does it, with so many debits in their windows."""
+    from types import SimpleNamespace
+
+    from agent_saga.limits import BudgetLimit, InProcessLimitStore, plan
+
+    count, facts = CONFIG["limits"], CONFIG["facts"]
+    limits = [BudgetLimit(f"limit-{i}", arg="amount", max_total=1e12, window=86_400) for i in range(count)]
+    store, call, took = InProcessLimitStore(), SimpleNamespace(tool="stripe.charge", kwargs=ARGS), []
+    keys = [request.key for _, request in plan(limits, call)]
+    now = time.time()
+    for place in range(facts if keys else 0):
+        store._log.setdefault(keys[place % count], []).append((now, 100.0, f"{now:.6f}-1-{place}"))
+    for _ in range(20):  # each adds to the windows
+        began = time.perf_counter_ns()
+        store.reserve([request for _, request in plan(limits, call)])
+        took.append(time.perf_counter_ns() - began)
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / (1e6 if sys.platform == "darwin" else 1e3)
+    return {**percentiles(took), "rss_mb": peak}
+
+
+ALONE: dict[str, Callable[[], dict[str, Any]]] = {"sweep": sweep, "verify": verify, "judge": judge}
 WORK: dict[str, Callable[[AsyncWAL], Awaitable[dict[str, float]]]] = {
     "dur": durable, "raw2": raw, "rev": reversible, "reva": amortised, "saga5": sagas, "busy": busy, "size": size,
 }  # fmt: skip

@@ -1,7 +1,8 @@
 """Verbs about the device: make its home, and say how it is.
 
 `init` is optional, since whoever comes first makes the home; it is the place to adopt one that was restored or copied.
-`status` says what runs, what waits and what died; where it cannot read it says that, and never that all is well.
+`status` says what runs, what waits and what died, and how every part of the gate stands: what is stopped by whom, what
+is left of each limit and why, which tool is left alone. Where it cannot read it says that, and never that all is well.
 """
 
 from __future__ import annotations
@@ -11,6 +12,8 @@ from typing import Any
 import click
 
 from ..runtime.adopted import carry_over
+from ..runtime.gate.limits import span
+from ..runtime.levers import RUNNING, UNKNOWN
 from ..runtime.openings import known_as
 from ..runtime.state import State
 from ..store.errors import AmendsError, YouErred
@@ -18,6 +21,9 @@ from ..store.home import Home
 from ..store.identity import adopt, open_log
 from . import ui
 from .device import acting, home, looking
+
+SHOWN = 20
+"""Rows of a kind that are shown to people."""
 
 
 @click.command(cls=ui.Verb, name="init")
@@ -54,26 +60,36 @@ def init(adopted: bool, by: str, reason: str, i_know: bool) -> None:
 
 @click.command(cls=ui.Verb, name="status")
 def status() -> int:
-    """Say what runs, what waits and what died. Exit 1 if something needs you, 3 if it could not be read."""
+    """Say what runs, what waits, what died, and what is stopped or used up. Exit 1 if something needs you, 3 if it
+    could not be read."""
     try:
         with looking() as kit:
             document = kit.status() | {"guarantees": dict(kit.guarantees()), "origin": kit.log.origin}
-            document["dead"] = [known_as(kit.log, saga) for saga in document.get("dead", ())]
+            for name in ("dead", "frozen"):
+                document[name] = [known_as(kit.log, saga) for saga in document.get(name, ())]
     except YouErred:
         raise
     except AmendsError as error:
-        document = {"readable": False, "home": str(home().path), "error": error.message, "next": error.next}
+        document = {
+            "readable": False, "switch": UNKNOWN, "home": str(home().path), "error": error.message, "next": error.next,
+        }  # fmt: skip
     code = 3 if not document["readable"] else 1 if document["waiting"] or document["dead"] else 0
     if ui.session().as_json:
         ui.emit(document)
     elif code == 3:
-        ui.say(ui.Word("The log could not be read: ", "bad"), document["error"], " ", document.get("next", ""))
+        ui.say(ui.Word("The log could not be read, and so nobody knows what is stopped: ", "bad"), document["error"])
+        if document.get("next"):
+            ui.say(document["next"])
     else:
         _told(document)
     return code
 
 
 def _told(document: dict[str, Any]) -> None:
+    switch = document["switch"]
+    ui.say("switch    ", ui.Word(switch, "good" if switch == RUNNING else "bad"))
+    for lever in document["levers"]:
+        ui.say("          ", *_lever(lever))
     ui.say(f"home      {document['home']}")
     ui.say(f"survives  {document['guarantees']['survives']}")
     ui.say(f"records   {document['records']}")
@@ -82,6 +98,81 @@ def _told(document: dict[str, Any]) -> None:
     dead = document["dead"]
     next = f"; `amends recoverd --once` undoes {'it' if len(dead) == 1 else 'them'}" if dead else ""
     ui.say("dead      ", ui.Word(str(len(dead)), "bad" if dead else ""), next)
+    if document["frozen"]:
+        ui.say("frozen    ", ", ".join(document["frozen"]))
     waiting = document["waiting"]
     next = "; see `amends inbox`" if waiting else ""
     ui.say("inbox     ", ui.Word(str(waiting), "ask" if waiting else ""), next)
+    for title, say, rows in (
+        ("asked", _asked, document["approvals"]), ("limits", _limit, document["limits"]),
+        ("breakers", _breaker, document["breakers"]), ("locks", _lock, document["locks"]),
+        ("untold", _untold, document["notices"]),
+    ):  # fmt: skip
+        _listed(title, [say(row) for row in rows])
+    ui.say("policy    ", *_policy(document["policy"]))
+    ui.say("keys      ", *_keys(document["keyring"]))
+
+
+def _listed(title: str, rows: list[list[object]]) -> None:
+    """The first rows of a kind, the title before the first of them."""
+    for place, row in enumerate(rows[:SHOWN]):
+        ui.say(f"{title if not place else '':<10}", *row)
+    if len(rows) > SHOWN:
+        ui.say(f"{'':<10}and {len(rows) - SHOWN} more; --json lists all")
+
+
+def _lever(lever: dict[str, Any]) -> list[object]:
+    left = lever["left_ms"]
+    until = "until it is lifted" if left is None else f"for another {span(left)}"
+    wide = ", compensations too" if lever["including_compensations"] else ""
+    return [
+        ui.Word(f"{lever['mode']} on {lever['scope']}", "bad"),
+        f"{wide}, {until}; by {lever['by']} at {lever['since'][:19].replace('T', ' ')}Z: {lever['reason']}",
+    ]
+
+
+def _asked(asked: dict[str, Any]) -> list[object]:
+    left = f", {span(asked['left_ms'])} left" if asked["left_ms"] is not None else ""
+    told = f", level {asked['told_level']} was told" if asked["told_level"] else ""
+    have = f"{asked['have']} of {asked['need']} ({asked['level']})"
+    return [f"{asked['tool']}, step {asked['step']} of {asked['saga']}: {asked['standing']}, {have}{left}{told}"]
+
+
+def _limit(limit: dict[str, Any]) -> list[object]:
+    said, spent = limit["said"], not limit["left"]
+    name = f"{limit['limit']}/{limit['meter']}" if limit["meter"] else limit["limit"]
+    window = f" in {span(limit['window_ms'])}" if limit["window_ms"] else ""
+    frees = limit["frees_ms"]
+    why = f"; the oldest of it counts for another {span(frees)}" if frees is not None and limit["used"] else ""
+    left = ui.Word(f"{said['left']} left", "bad" if spent else "")
+    return [f"{name}: ", left, f", {said['used']} of {said['cap']} used{window}{why}"]
+
+
+def _breaker(breaker: dict[str, Any]) -> list[object]:
+    state = ui.Word(breaker["state"], "good" if breaker["state"] == "closed" else "bad")
+    again = f"; again in {span(breaker['retry_after_ms'])}" if breaker["retry_after_ms"] else ""
+    return [f"{breaker['tool']}: ", state, f", {breaker['failed']} of the last {breaker['calls']} calls failed{again}"]
+
+
+def _lock(lock: dict[str, Any]) -> list[object]:
+    return [f"{lock['lock']}: held by {lock['saga']} since {lock['since'][:19].replace('T', ' ')}Z"]
+
+
+def _untold(told: dict[str, Any]) -> list[object]:
+    return [ui.Word(f"{told['channel']} could not be told of {told['item']}", "bad"), f", attempt {told['attempt']}"]
+
+
+def _policy(policy: dict[str, Any]) -> list[object]:
+    if policy["broken"]:
+        return [ui.Word(policy["broken"], "bad")]
+    return [policy["digest"] or "none: irreversible steps need a person, nothing else is asked"]
+
+
+def _keys(keyring: dict[str, Any]) -> list[object]:
+    if keyring["frozen"]:
+        return [ui.Word(f"frozen: {keyring['frozen']}", "bad")]
+    if not keyring["founded"]:
+        return ["none enrolled: whoever sits here decides by name"]
+    parts = [f"{ui.count(keyring['keys'], 'key')} of {ui.count(keyring['people'], 'person', 'people')}"]
+    parts += [f", {keyring['quarantined']} quarantined"] if keyring["quarantined"] else []
+    return [*parts, *([ui.Word("; a recovery waits", "ask")] if keyring["recovering"] else [])]

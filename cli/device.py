@@ -12,6 +12,7 @@ from typing import Any
 
 import click
 
+from ..runtime.gate.policy_file import Policy
 from ..runtime.handlers_file import load
 from ..runtime.hosts import Hosts, imported
 from ..runtime.kit import AgentKit
@@ -48,13 +49,27 @@ class Looking(AgentKit):
     """A kit that reads the log and never writes: no driver, no lock file, no host is started for it."""
 
     def __init__(self, home: Home, warn: Callable[[str], None] = ui.warn) -> None:
-        self.name, self.home, self.dead = "amends", home, []
+        self.name, self.on_behalf_of, self.home, self.dead = "amends", "", home, []
         log = open_log(home, State(), write=False, warn=warn)
         identity: Any = log.identity
-        self._hold(log, identity.hide, identity.fingerprint, Hosts())
+        self._hold(log, identity, Hosts(), Policy.watching(home.policy))
 
     def _drives(self) -> str:
         return self._memory_driver
+
+
+class Acting(AgentKit):
+    """A kit for what people decide. It judges no call, so a policy.toml that is wrong does not hold it up."""
+
+    def _rules(self, home: Home, gate: Any) -> Policy:
+        return Policy.watching(home.policy)
+
+
+class Steering(Acting):
+    """A kit that runs nothing at all: a lever works whatever is wrong with the files beside the log."""
+
+    def _handlers(self, home: Home) -> Hosts:
+        return Hosts()
 
 
 def hosts(home: Home, imports: Sequence[str] = ()) -> Hosts:
@@ -76,10 +91,20 @@ def looking() -> Iterator[Looking]:
 def acting(imports: Sequence[str] = ()) -> Iterator[AgentKit]:
     """The device's log, to write to; handlers of `imports` (modules or files) are found first."""
     found = existing()
-    kit = AgentKit("amends", home=found.path, warn=ui.warn)
+    kit = Acting("amends", home=found.path, warn=ui.warn)
     try:
         if imports:
             kit.hosts = hosts(found, imports)
+        yield kit
+    finally:
+        kit.close()
+
+
+@contextmanager
+def steering() -> Iterator[AgentKit]:
+    """The device's log, to set and lift levers."""
+    kit = Steering("amends", home=existing().path, warn=ui.warn)
+    try:
         yield kit
     finally:
         kit.close()

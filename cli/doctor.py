@@ -21,7 +21,10 @@ from typing import Any, NamedTuple
 import click
 import msgspec
 
+from ..runtime.channels import Message, send, unready
+from ..runtime.config_file import load as read_config
 from ..runtime.due import unwinding_order
+from ..runtime.gate import clock
 from ..runtime.hosts import Hosts
 from ..runtime.inverse import read
 from ..runtime.openings import blob_at, raw_fields, whole
@@ -29,12 +32,12 @@ from ..runtime.state import State
 from ..runtime.values import looks_like_secret
 from ..store.anchor import read_all
 from ..store.audit import verify as verify_log
-from ..store.errors import AmendsError
+from ..store.errors import AmendsError, YouErred
 from ..store.home import Home, refusal
 from ..store.keys import Identity
 from ..store.sqlite import engine_version
 from . import ui
-from .device import Looking, existing, home
+from .device import Looking, existing, home, steering
 from .device import hosts as hosts_of
 from .service_units import Daemon, unit
 
@@ -100,13 +103,24 @@ class Patient:
 
 @click.command(cls=ui.Verb, name="doctor")
 @click.option("--hosts", "with_hosts", is_flag=True, help="Start every handler host; say what it lacks.")
+@click.option("--notify", "with_channels", is_flag=True, help="Send a trial message through every channel.")
 @click.option("--paths", is_flag=True, help="Print where every file of amends is, and nothing else.")
-def doctor(with_hosts: bool, paths: bool) -> int:
+@click.option("--accept-clock", is_flag=True, help="Say that the clock is right, though it stands behind the log.")
+@click.option("--by", metavar="NAME", help="With --accept-clock: who says so.")
+@click.option("--reason", metavar="TEXT", help="With --accept-clock: why.")
+def doctor(
+    with_hosts: bool, with_channels: bool, paths: bool, accept_clock: bool, by: str | None, reason: str | None
+) -> int:
     """Look for what could go wrong on this device. Exit 1 if something needs you."""
     if paths:
         return _paths(home())
+    if accept_clock:
+        return _accept_clock(by or "", reason or "")
+    if by or reason:
+        raise YouErred("--by and --reason go with --accept-clock.", next="Leave them out, or accept the clock.")
     patient = Patient(existing())
     checks = dict(CHECKS) | ({"hosts": _hosts} if with_hosts else {})
+    checks |= {"notify": _try_channels} if with_channels else {}
     try:
         found = [(name, said) for name, check in checks.items() for said in check(patient)]
     finally:
@@ -139,6 +153,17 @@ def _paths(home: Home) -> int:
         return 0
     for name, path in where.items():
         ui.say(f"{name:<15} ", str(path), "" if path.exists() else ui.Word("  (not there)", "dim"))
+    return 0
+
+
+def _accept_clock(by: str, reason: str) -> int:
+    """Let irreversible steps start again after the clock was set back."""
+    with steering() as kit:
+        said = clock.accept_clock(kit, by=by, reason=reason)
+    if ui.session().as_json:
+        ui.emit(said._asdict() | {"by": by})
+        return 0
+    ui.say(f"{by} accepted the clock at {said.wall}, {said.behind_s} s behind the log. Record {said.record}.")
     return 0
 
 
@@ -221,7 +246,10 @@ def _clock(patient: Patient) -> Iterator[Said]:
         yield Said("warn", "The clock says a time before 2020: times in the log are what it says.", "Set the clock.")
     elif newest > now + 2_000_000:
         ahead = f"The newest record is {(newest - now) // 1_000_000} s ahead of the clock, which was set back."
-        yield Said("warn", ahead, "Check the clock.")
+        stopped = clock.behind_us(patient.kit.engine.state.clock, patient.kit.log.now()) > clock.SLACK_US
+        more = " Nothing irreversible starts." if stopped else ""
+        next = "If it is right: amends doctor --accept-clock --by NAME --reason TEXT" if stopped else "Check the clock."
+        yield Said("bad" if stopped else "warn", ahead + more, next)
     else:
         yield Said("ok", "the clock goes on from the newest record")
 
@@ -377,6 +405,25 @@ def _growth(patient: Patient) -> Iterator[Said]:
         yield Said("ok", f"{megabytes:.1f} MB after {ui.count(round(days), 'day')}, {megabytes / days:.2f} MB a day")
 
 
+def _told(patient: Patient) -> Iterator[Said]:
+    """Who is told of what needs a person, and what stands in the way."""
+    try:
+        channels = read_config(patient.home.config).channels
+    except AmendsError as error:
+        yield Said("bad", error.message, error.next)
+        return
+    for channel in channels:
+        if flaw := unready(channel):
+            yield Said("warn", f"Channel {channel.name} cannot be used from here: {flaw}.", "Set it, or use env_file.")
+    failing = patient.kit.status().get("notices", ()) if patient.kit is not None else ()
+    for name in sorted({told["channel"] for told in failing}):
+        yield Said("bad", f"Channel {name} could not be told of what needs a person.", "amends doctor --notify")
+    if channels and not failing:
+        yield Said("ok", f"{ui.count(len(channels), 'channel')} of config.toml: {', '.join(c.name for c in channels)}")
+    if not channels:
+        yield Said("ok", "nobody is told of what needs a person: config.toml names no channel")
+
+
 CHECKS: dict[str, Callable[[Patient], Iterator[Said]]] = {
     "home": _place,
     "disk": _disk,
@@ -385,10 +432,30 @@ CHECKS: dict[str, Callable[[Patient], Iterator[Said]]] = {
     "log": _log,
     "sagas": _sagas,
     "handlers": _handlers,
+    "told": _told,
     "service": _daemon,
     "secrets": _secrets,
     "growth": _growth,
 }
+
+
+def _try_channels(patient: Patient) -> Iterator[Said]:
+    """Send a message that says it is a trial through every channel."""
+    try:
+        channels = read_config(patient.home.config).channels
+    except AmendsError:
+        return  # `told` has said it
+    for channel in channels:
+        if why := send(channel, TRIAL):
+            yield Said("bad", f"Channel {channel.name} was not told: {why}.", "See `config.toml` in the guide.")
+        else:
+            yield Said("ok", f"channel {channel.name} took a message")
+
+
+TRIAL = Message(
+    event="test", item="", saga="", step=0, tool="", since="", level=0, commands=(), show="", device="this device",
+    reason="Somebody tries whether this reaches you; nothing is asked.",
+)  # fmt: skip
 
 
 def _hosts(patient: Patient) -> Iterator[Said]:

@@ -29,13 +29,20 @@ COMMANDS = {
     "show": (".sagas", "show", "Tell one saga's story."),
     "log": (".sagas", "log", "Print the records, and follow them."),
     "inbox": (".sagas", "inbox", "List everything that needs a person."),
-    "approve": (".sagas", "approve", "Let an irreversible step happen."),
-    "deny": (".sagas", "deny", "Keep an irreversible step from happening."),
+    "approve": (".approvals", "approve", "Show what is asked, and let it happen."),
+    "deny": (".approvals", "deny", "Keep a step from happening."),
+    "keys": (".keys", "keys", "Say whose keys decide: init, enrol, list, revoke, rotate, recover."),
     "undo": (".sagas", "undo", "Undo a committed saga, or one step of it."),
     "retry": (".sagas", "retry", "Try an escalated saga again from where it stopped."),
     "accept": (".sagas", "accept", "Account for what stands, in a person's name."),
-    "status": (".control", "status", "Say what runs, what waits and what died."),
+    "halt": (".levers", "halt", "Stop new effects at once: all of them, a tool's, a tag's or a saga's."),
+    "drain": (".levers", "drain", "Let what runs finish, and begin nothing new."),
+    "quarantine": (".levers", "quarantine", "Freeze one saga as it stands."),
+    "resume": (".levers", "resume", "Lift what halt, drain and quarantine have set."),
+    "status": (".control", "status", "Say what runs, what waits, what died and what is stopped."),
+    "policy": (".policy", "policy", "Say what the policy file holds agents to, and what is wrong with it."),
     "recoverd": (".recovery", "recoverd", "Undo what dead agents left."),
+    "ui": (".serve", "page", "Open the local page: inbox, approvals, keys, sagas."),
     "verify": (".doctor", "verify", "Check that the log is what was written."),
     "doctor": (".doctor", "doctor", "Look for what could go wrong on this device."),
     "service": (".service", "service", "Let the machine's own supervisor run the recovery daemon."),
@@ -46,7 +53,7 @@ COMMANDS = {
 BUG, INTERRUPTED = 70, 130
 FULL = (errno.ENOSPC, errno.EDQUOT)
 
-ONLY_SAY = frozenset({"ps", "show", "log", "inbox", "status", "verify", "doctor", "completions", ""})
+ONLY_SAY = frozenset({"ps", "show", "log", "inbox", "status", "verify", "doctor", "policy", "completions", ""})
 """Verbs whose work is done when it has been read: with nothing written they have not done it. Of any other the work is
 done, and its exit code says so whatever became of the words."""
 

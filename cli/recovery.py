@@ -19,6 +19,7 @@ from typing import Any
 import click
 
 from ..runtime.daemon import LIVE, Swept, Watch, sweep
+from ..runtime.gate.policy_file import Policy
 from ..runtime.hosts import environment
 from ..runtime.kit import AgentKit
 from ..runtime.report import REASONS
@@ -48,11 +49,11 @@ class Recovering(AgentKit):
     """A kit that drives nothing of its own: it takes over, through hosts only. Makes the home where there is none."""
 
     def __init__(self, home: Home, imports: Sequence[str] = (), warn: Callable[[str], None] = ui.warn) -> None:
-        self.name, self.home, self.dead = "recoverd", home, []
+        self.name, self.on_behalf_of, self.home, self.dead = "recoverd", "", home, []
         found = hosts(home, imports)
         log = open_log(home, State(), warn=warn)
         identity: Any = log.identity
-        self._hold(log, identity.hide, identity.fingerprint, found)
+        self._hold(log, identity, found, Policy.watching(home.policy))
 
 
 @click.command(cls=ui.Verb)

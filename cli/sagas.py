@@ -14,7 +14,9 @@ from typing import Any
 
 import click
 
+from ..runtime.config_file import LISTENED
 from ..runtime.daemon import left_alone
+from ..runtime.follow import event_of
 from ..runtime.followup import Use, built_on, resolve
 from ..runtime.inbox import Item, commands, find, items, queue
 from ..runtime.kit import AgentKit
@@ -179,14 +181,14 @@ def _stands(kit: AgentKit, story: Story) -> None:
         ui.say(ui.Word("stands: ", "bad"), f"step {_number(story, one)} {one.step.tool}, {one.state}")
     for item in _items_of(kit, story):
         ui.say(ui.Word("needs you: ", "ask"), item.reason, " ", " or ".join(f"`{c}`" for c in commands(item)))
-    if story.outcome == "interrupted":
+    if story.outcome == "interrupted" and not story.frozen:
         ui.say(telling.death(story))
         ui.say("next: `amends recoverd --once` undoes it.")
 
 
 def _items_of(kit: AgentKit, story: Story) -> list[Item]:
     family = {thread.saga.id for thread in story.threads}
-    return [item for item in queue(kit) if item.saga.id in family]
+    return [item for item in queue(kit) if item.saga is not None and item.saga.id in family]
 
 
 # ---- the records ----------------------------------------------------------------------------------------------------
@@ -235,17 +237,36 @@ def _print(record: Record) -> None:
 # ---- what needs a person --------------------------------------------------------------------------------------------
 
 
+def _kinds(context: click.Context, parameter: click.Parameter, value: tuple[str, ...]) -> frozenset[str]:
+    """What was asked for: kinds of items as --json says them, or events as channels know them. Raises
+    click.BadParameter."""
+    for kind in value:
+        if kind not in LISTENED and kind not in REASONS:
+            raise click.BadParameter(f"{kind!r} is no kind; {', '.join(LISTENED)} are.", context, parameter)
+    return frozenset(value)
+
+
+def _wanted(kit: AgentKit, kinds: frozenset[str]) -> list[dict[str, Any]]:
+    return [item for item in items(kit) if not kinds or {item["kind"], event_of(item["kind"])} & kinds]
+
+
 @click.command(cls=ui.Verb, name="inbox")
 @click.option("--wait", is_flag=True, help="Wait until something needs a person.")
 @click.option("--timeout", type=float, callback=ui.seconds, metavar="SECONDS", help="With --wait: at most so long.")
-def inbox(wait: bool, timeout: float | None) -> int:
-    """List everything that needs a person, oldest first, with the commands that settle it. Exit 1 if there is any."""
+@click.option(
+    "--kind", "kinds", multiple=True, metavar="KIND", callback=_kinds,
+    help="Only these: approval, escalated, stuck, review, resume, frozen, keys, or a kind as --json says it. "
+    "Repeatable.",
+)  # fmt: skip
+def inbox(wait: bool, timeout: float | None, kinds: frozenset[str]) -> int:
+    """List everything that needs a person, oldest first, with the commands that settle it. Exit 1 if there is any, 0 if
+    there is nothing, also after --wait --timeout."""
     with looking() as kit:
-        found = items(kit)
+        found = _wanted(kit, kinds)
         end = None if timeout is None else time.monotonic() + timeout
         while wait and not found and (end is None or time.monotonic() < end):
             kit.log.wait(kit.log.size, 1.0 if end is None else max(0.0, min(1.0, end - time.monotonic())))
-            found = items(kit)
+            found = _wanted(kit, kinds)
         dead = _warn_of_the_dead(kit)
         if ui.session().as_json:
             ui.emit(found)
@@ -258,34 +279,6 @@ def inbox(wait: bool, timeout: float | None) -> int:
             for line in telling.item(item):
                 ui.say("    ", line)
     return SOMETHING if found else NOTHING
-
-
-@click.command(cls=ui.Verb, name="approve")
-@click.argument("item")
-@by_option
-@click.option("--note", default="", metavar="TEXT", help="A word beside the decision.")
-def approve(item: str, by: str, note: str) -> None:
-    """Let an irreversible step happen. ITEM is its id in the inbox, or its saga."""
-    _decide(item, by, note, AgentKit.approve, "approve", "approved")
-
-
-@click.command(cls=ui.Verb, name="deny")
-@click.argument("item")
-@by_option
-@click.option("--note", default="", metavar="TEXT", help="A word beside the decision.")
-def deny(item: str, by: str, note: str) -> None:
-    """Keep an irreversible step from happening. ITEM is its id in the inbox, or its saga."""
-    _decide(item, by, note, AgentKit.deny, "deny", "denied")
-
-
-def _decide(item: str, by: str, note: str, decide: Any, verb: str, said: str) -> None:
-    with acting() as kit:
-        found = find(kit, item, verb)
-        decide(kit, found.id, by=by, note=note)
-        if ui.session().as_json:
-            return ui.emit({"item": found.id, "decision": said, "by": by})
-        ui.say(f"{by} {said} {_which(kit, found)}.")
-    return None
 
 
 @click.command(cls=ui.Verb, name="accept")
@@ -310,7 +303,7 @@ def accept(item: str, by: str, reason: str, imports: tuple[str, ...]) -> None:
 def _which(kit: AgentKit, item: Item) -> str:
     """An item in the words of a person."""
     step = f", step {item.step.number} {item.step.tool}" if item.step else ""
-    return f"{item.id} ({known_as(kit.log, item.saga.id)}{step})"
+    return f"{item.id} ({known_as(kit.log, item.saga.id)}{step})" if item.saga else item.id
 
 
 @click.command(cls=ui.Verb, name="retry")

@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
+from ..runtime.decisions import decision
+from ..runtime.gate.approvals import SAID
 from ..runtime.inverse import Recorded, read
 from ..runtime.openings import raw_fields, when
 from ..runtime.report import REASONS
@@ -56,7 +58,7 @@ def events(story: Story) -> Iterator[tuple[str, str, str]]:
     threads = [*story.earlier, story.root, *story.inner, *story.later]
     told = sorted(
         (Told(story, thread, record.entry, raw_fields(record.blob), read(record.blob))
-         for thread in threads for record in thread.records),
+         for thread in threads for record in [*thread.records, *thread.votes]),
         key=lambda one: one.entry.seq,
     )  # fmt: skip
     for one in told:
@@ -134,15 +136,29 @@ def item(told: Mapping[str, Any]) -> Iterator[str]:
         result = f" returned {cut(shown(_decoded(told['result'])))}" if told["result"] is not None else ""
         yield brief(told["tool"], _decoded(told["args"] or {})) + result
     yield because(told["reason"], told["error"] or "")
+    if "approval" in told:
+        yield _asks(told["approval"])
     inverse = told["compensation"]
-    if inverse and told["kind"] != "approval":
+    confirms = told.get("confirmation")
+    if confirms and told["kind"].startswith("confirm_"):
+        yield f"what confirms it: {_inverse(confirms)}"
+    elif inverse and told["kind"] != "approval":
         yield f"what undoes it: {_inverse(inverse)}"
     if told["behind"]:
         steps = ", ".join(f"step {one['step']} {one['tool']}" for one in told["behind"][:FEW])
         more = f" and {len(told['behind']) - FEW} more" if len(told["behind"]) > FEW else ""
         yield f"behind it {'waits' if len(told['behind']) == 1 else 'wait'}: {steps}{more}"
+    if told.get("waiting"):
+        yield f"waiting for what it holds: {', '.join(told['waiting'])}"
     yield from told["commands"]
-    yield told["show"]
+    if told["show"]:
+        yield told["show"]
+
+
+def _asks(approval: Mapping[str, Any]) -> str:
+    """How far a question is, and how long it is open."""
+    have = f"{approval['have']} of {approval['need']} have said yes; " if approval["need"] > 1 else ""
+    return f"{have}evidence: {approval['level']}; open for {_span(approval['left_ms'] // 1000)} more"
 
 
 def _decoded(value: Any) -> Any:
@@ -235,8 +251,17 @@ def _taken(one: Told) -> str:
     return f"{said}{by} ({f'{who}; ' if who else ''}fence {one.entry.fence})."
 
 
+_RELEASED = {
+    "quarantined": "it is quarantined, and stays as it stands until that is lifted",
+    "halted": "a halt that covers the rest of it holds until it is lifted",
+    "died": "it waits to be run again",
+}
+
+
 def _released(one: Told) -> str:
-    return "Its process let go of it; the rest needs a person." if one.main else ""
+    if not one.main:
+        return ""
+    return f"Its process let go of it; {_RELEASED.get(one.entry.why, 'the rest needs a person')}."
 
 
 def _suspended(one: Told) -> str:
@@ -256,6 +281,10 @@ def _unwinding(one: Told) -> str:
     if one.entry.why in CAUSES:
         return f"It was to be undone, because {one.text('cause') or CAUSES[one.entry.why]}"
     return f"It failed and was to be undone: {one.text('cause') or one.entry.why}"
+
+
+def _concluding(one: Told) -> str:
+    return "It was to stand, and what was held provisionally in it to be confirmed." if one.main else ""
 
 
 def _joined(one: Told) -> str:
@@ -289,20 +318,25 @@ def _ended(one: Told) -> str:
 _REFUSED = {
     "withdrawn": "was not asked about any more: its saga was given up.",
     "expired": "was not answered in time, and did not happen.",
+    "denied": "did not happen.",
 }
 
 
 def _refused(one: Told) -> str:
-    return f"{one.tool} {_REFUSED.get(one.entry.why, 'was refused: ' + one.entry.why)}"
+    said = one.text("reason") or one.entry.why
+    return f"{one.tool} {_REFUSED.get(one.entry.why, f'was refused ({one.entry.why}): {said}')}"
 
 
 def _asked(one: Told) -> str:
-    return f"{_args(one)} waited for a named person: it is irreversible."
+    many = f"{one.entry.quorum} different people" if one.entry.quorum > 1 else "a named person"
+    why = ": it is irreversible." if one.entry.sem == "irreversible" else "."
+    return f"{_args(one)} waited for {many}{why}"
 
 
-def _answered(one: Told) -> str:
-    note = one.text("note")
-    return f"{one.text('by')} {one.entry.out} it{f': {note}' if note else '.'}"
+def _voted(one: Told) -> str:
+    said = next(said for said in map(decision, one.thread.votes) if said.seq == one.entry.seq)
+    note = cut(said.note).removesuffix(": ")
+    return f"{said.by} {SAID[said.verdict]} it ({said.evidence}){f': {note}' if note else '.'}"
 
 
 def _carried(one: Told) -> str:
@@ -317,6 +351,8 @@ def _carried(one: Told) -> str:
 def _intended(one: Told) -> str:
     alternative = " instead" if one.entry.scope == "fallback" else ""
     undone = f"; to undo it: {handler_call(one.entry.handler, one.inverse)}" if one.inverse else ""
+    if one.entry.resource:
+        return f"{_args(one)}: held provisionally{undone}"
     return f"{_args(one)} was called{alternative}, key {one.entry.key}{undone}"
 
 
@@ -326,6 +362,8 @@ def _attempted(one: Told) -> str:
 
 
 def _done(one: Told) -> str:
+    if one.thread.saga.steps[one.entry.step].resource:
+        return ""  # that it is held has been said
     result = f" and returned {cut(shown(value_of(one.fields['result'])))}" if "result" in one.fields else ""
     undone = f"; to undo it: {handler_call(one.entry.handler, one.inverse)}" if one.inverse else ""
     flaw = f". But: {one.text('error')}" if one.text("error") else ""
@@ -388,6 +426,8 @@ def _recorded(thread: Thread, seq: int, before: int) -> Recorded | None:
 def _undo_done(one: Told) -> str:
     note = f" ({one.text('note')})" if one.text("note") else ""
     note += f", in {one.text('host')}" if one.text("host") else ""
+    if one.entry.out == "nothing":
+        return "What was held provisionally was let go of; nothing had to run."
     return f"There was nothing left to undo{note}." if one.entry.out == "already" else f"{one.tool} was undone{note}."
 
 
@@ -402,6 +442,30 @@ def _undo_lost(one: Told) -> str:
     return f"The compensation of {one.tool} gave no answer: {one.text('error') or one.entry.why}"
 
 
+def _confirm_intended(one: Told) -> str:
+    step = one.thread.saga.steps[one.entry.step]
+    recorded = next((read(r.blob, "confirmation") for r in one.thread.records if r.entry.seq == step.seq), None)
+    tried = f", attempt {one.entry.attempt}" if one.entry.attempt > 1 else ""
+    return f"To confirm it, {handler_call(one.entry.handler, recorded)} was called{tried}, key {one.entry.key}"
+
+
+def _confirm_done(one: Told) -> str:
+    note = f" ({one.text('note')})" if one.text("note") else ""
+    note += f", in {one.text('host')}" if one.text("host") else ""
+    said = {"nothing": "It is final; nothing had to run", "already": f"It was confirmed already{note}"}
+    return f"{said.get(one.entry.out, f'It was confirmed{note}')}."
+
+
+def _confirm_failed(one: Told) -> str:
+    return f"Its confirmation failed: {one.text('error') or one.text('note') or one.entry.why}"
+
+
+def _confirm_lost(one: Told) -> str:
+    if one.entry.why in ("died", "gone"):
+        return "The process died while it was being confirmed: nobody knew whether it had been."
+    return f"Its confirmation gave no answer: {one.text('error') or one.entry.why}"
+
+
 def _unknown_kind(one: Told) -> str:
     return f"{one.entry.kind}, which this version does not know."
 
@@ -412,12 +476,13 @@ SENTENCES: dict[str, Callable[[Told], str]] = {
     "saga.released": _released,
     "saga.suspended": _suspended,
     "saga.unwinding": _unwinding,
+    "saga.concluding": _concluding,
     "saga.joined": _joined,
     "saga.escalated": _escalated,
     "saga.ended": _ended,
     "step.refused": _refused,
     "step.asked": _asked,
-    "step.answered": _answered,
+    "vote.cast": _voted,
     "step.carried": _carried,
     "step.intended": _intended,
     "step.attempted": _attempted,
@@ -431,6 +496,13 @@ SENTENCES: dict[str, Callable[[Told], str]] = {
     "undo.done": _undo_done,
     "undo.failed": _undo_failed,
     "undo.lost": _undo_lost,
+    "confirm.intended": _confirm_intended,
+    "confirm.done": _confirm_done,
+    "confirm.failed": _confirm_failed,
+    "confirm.lost": _confirm_lost,
+    "lock.taken": lambda one: "It claimed a name.",
+    "lock.awaited": lambda one: "It waited for a name that another saga had claimed.",
+    "lock.freed": lambda one: "It let go of a name.",
 }
 
 
@@ -481,14 +553,16 @@ def reasons(one: StepStory) -> list[str]:
 
 
 def _people(one: StepStory) -> Iterator[str]:
+    for said in one.decisions:
+        note = f": {said.note}" if said.note else ""
+        yield f"{said.by} {SAID[said.verdict]} it{note} ({said.evidence}; {when(said.at)})"
     places = {(thread.saga.id, step.number): thread for thread, step in ((one.thread, one.step), (one.now_in, one.now))}
     for (_, number), thread in places.items():
         for record in thread.records:
-            if record.entry.step == number and record.entry.kind in ("step.answered", "step.accepted"):
+            if record.entry.step == number and record.entry.kind == "step.accepted":
                 fields = raw_fields(record.blob)
-                said = record.entry.out or "accepted"
                 note = text_of(fields.get("note") or fields.get("reason"))
-                yield f"{text_of(fields.get('by'))} {said} it{f': {note}' if note else ''} ({when(record.entry.at)})"
+                yield f"{text_of(fields.get('by'))} accepted it{f': {note}' if note else ''} ({when(record.entry.at)})"
 
 
 def _hosts(one: StepStory, recorded: Recorded | None) -> Iterator[str]:

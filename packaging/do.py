@@ -99,7 +99,9 @@ def tree_digest() -> str:
         PINS,
     ]
     for folder in rooms:
-        files += [f for f in folder.rglob("*") if f.is_file() and f.suffix in {".py", ".sql"}]
+        files += [
+            f for f in folder.rglob("*") if f.is_file() and f.suffix in {".py", ".sql", ".html", ".css", ".js", ".svg"}
+        ]
     for file in sorted(files):
         digest.update(f"{file.relative_to(ROOT).as_posix()}\0{file.stat().st_size}\0".encode() + file.read_bytes())
     return digest.hexdigest()

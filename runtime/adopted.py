@@ -11,7 +11,8 @@ import os
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from ..store.chain import Chain, Draft
+from ..store.chain import Chain, Decide, Draft
+from ..store.clock import Now
 from ..store.entry import parse
 from ..store.errors import Malformed, NotFound
 from ..store.evidence import Evidence
@@ -74,9 +75,21 @@ def carry_over(kit: AgentKit) -> list[str]:
         if saga.id not in known:
             drafts = _followup(old, kit, saga)
             if drafts:
-                kit.log.commit(lambda state, now, drafts=drafts: drafts)  # type: ignore[misc]
+                kit.log.commit(_with_names(drafts, [held.lock for held in old.state.locks.of(saga.id)]))
                 made.append(str(drafts[0].fields["saga"]))
     return made
+
+
+def _with_names(drafts: Sequence[Draft], names: Sequence[str]) -> Decide:
+    """The follow-up keeps the names that its saga had claimed, but for those that another has claimed since."""
+    new = drafts[0].fields["saga"]
+
+    def decide(state: State, now: Now) -> Sequence[Draft]:
+        free = [name for name in names if name not in state.locks.held]
+        claims = [fact("lock.taken", saga=new, fence=1, lock=name, up=True) for name in free]
+        return [*drafts[:-1], *claims, drafts[-1]]
+
+    return decide
 
 
 def _followup(old: Old, kit: AgentKit, root: Saga) -> Sequence[Draft]:
@@ -99,7 +112,7 @@ def _followup(old: Old, kit: AgentKit, root: Saga) -> Sequence[Draft]:
 def _carried(old: Old, saga: Saga, step: Step, into: str, number: int) -> Draft:
     draft = carry(old, saga, step, into, 1, late=step.late)
     draft.fields["step"] = number
-    draft.fields["out"] = "unknown" if step.state in (INTENDED, UNKNOWN) else "done"
+    draft.fields["out"] = "unknown" if step.state in (INTENDED, UNKNOWN) else "done"  # what was being confirmed too
     del draft.fields["ref"]  # a position in another log says nothing here
     return draft
 

@@ -15,12 +15,12 @@ from .facts import body, fact
 from .inverse import payload_of, read
 from .openings import Records, blob_at, raw_fields
 from .saga import Saga
-from .step import DONE, UNKNOWN, Step
+from .step import CONFIRMED, DONE, UNKNOWN, Step
 
 
 def stands(step: Step) -> bool:
-    """Whether there is something to carry."""
-    return step.state in (DONE, UNKNOWN)
+    """Whether there is something to carry; of what was tentative, if it was confirmed by a handler."""
+    return step.state in (DONE, UNKNOWN) or (step.state == CONFIRMED and step.confirm != "")
 
 
 def carried(log: Log, family: Iterable[Saga], into: str, fence: int, only: Container[int] | None = None) -> list[Draft]:
@@ -55,13 +55,20 @@ def completed(step: Step) -> int:
 
 
 def carry(log: Records, saga: Saga, step: Step, into: str, fence: int, *, late: bool = False) -> Draft:
-    """One step as a fact of another saga. late: its compensation ran before it landed, so it is due under a new key."""
-    recorded = read(blob_at(log, step.inverse_seq)) if step.inverse_seq else None
-    asked = raw_fields(blob_at(log, step.seq)) if step.probe else {}
+    """One step as a fact of another saga. late: its compensation ran before it landed, so it is due under a new key.
+
+    What is tentative stays so. Once it was to be confirmed it is an effect that nothing undoes.
+    """
+    final = bool(step.resource) and step.state != DONE
+    recorded = read(blob_at(log, step.inverse_seq)) if step.inverse_seq and not final else None
+    asked = raw_fields(blob_at(log, step.seq)) if step.probe or step.resource else {}
+    pending = {"resource": step.resource, "confirm": step.confirm, "confirmer": step.confirmer,
+               "confirm_again": step.confirm_again} if step.resource and not final else {}  # fmt: skip
     return fact(
         "step.carried",
         body(
             compensation=payload_of(recorded) if recorded else b"",
+            confirmation=asked.get("confirmation", b"") if pending else b"",
             args=asked.get("args", b""),
             probe=asked.get("probe", b""),
         ),
@@ -70,15 +77,17 @@ def carry(log: Records, saga: Saga, step: Step, into: str, fence: int, *, late: 
         step=step.number,
         tool=step.tool,
         sem=step.sem,
-        inv=step.inv,
-        handler=step.handler,
+        inv="none" if final else step.inv,
+        handler="" if final else step.handler,
         key=step.key,
-        again=step.again,
+        again="" if final else step.again,
         probe=step.probe,
         settle_ms=step.settle_ms,
         of=saga.id,
         ref=step.seq,
         out="done" if step.state != UNKNOWN else "unknown",
         scope="undo/late" if late else "",
+        tags=step.tags,
+        **pending,
         up=True,
     )

@@ -2,8 +2,9 @@
 
 A dead process is noticed by the kernel's release of its lock, with no timer in between: one thread waits on each
 driver. Whoever commits `saga.taken` first has a dead saga, under a higher fence, as a whole family; it is unwound in
-hosts, and an unwinding that was interrupted goes on where it stopped. Any number of daemons and agents may race. What
-needs a person is escalated and left, what a live driver holds is not touched, and nothing is done at all while a
+hosts, and an unwinding that was interrupted goes on where it stopped; one whose fate was to stand is confirmed to its
+end. Any number of daemons and agents may race. What needs a person is escalated and left, what a person has frozen is
+left as it stands until that is lifted, what a live driver holds is not touched, and nothing is done at all while a
 record that is needed does not add up.
 
 Why the looks and the work are apart: a handler may take a minute and a settle wait longer; the next dead process is
@@ -25,13 +26,14 @@ from ..store.clock import Now
 from ..store.driver import alive, listed, until_dead
 from ..store.driver import sweep as sweep_files
 from ..store.entry import ZERO, leaf
-from ..store.errors import AmendsError, Damaged, DiskFull, Fenced, LogHeld, Malformed, NotFound
+from ..store.errors import AmendsError, Damaged, DiskFull, LogHeld, Malformed, NotFound, Refused
 from ..store.evidence import DatabaseError
 from ..store.log import Log
 from .adopted import carry_over
 from .drive import Blocking, Drive, run
 from .due import Rest, due
 from .facts import fact
+from .gate.freeze import HALTED, QUARANTINED, freeze
 from .hosts import Hosts, Outcome
 from .inverse import Recorded
 from .openings import known_as
@@ -54,6 +56,8 @@ BLINK, LAST_LOOKS = 0.01, 20
 """Seconds between the last looks at lock files, and how many: somebody else may be looking at one just then."""
 
 LIVE, PERSON, RESUME = "held by a live driver", "needs a person", "waits to be resumed"
+FROZEN = {QUARANTINED: "quarantined", HALTED: "frozen by a halt"}
+"""Why a saga is left as it stands, by what `freeze` says."""
 
 
 class Swept(NamedTuple):
@@ -79,12 +83,18 @@ def left_alone(kit: AgentKit, saga: Saga, lives: Callable[[str], bool]) -> str:
     """Why recovery leaves this root alone now; empty if it is to be taken."""
     if saga.id in kit.engine.runs or (saga.driver and lives(saga.driver)):
         return LIVE
-    now = kit.log.now()
+    now, state = kit.log.now(), kit.engine.state
+    family = state.family(saga)
+    frozen = freeze(state, family, now)
+    if frozen == QUARANTINED:
+        return FROZEN[frozen]
     if saga.on_crash == "resume" and saga.phase in (RUNNING, SUSPENDED) and not _too_late(saga, now):
         return RESUME
     if saga.driver or saga.phase in (RUNNING, SUSPENDED):
         return ""
-    return PERSON if isinstance(due(kit.engine.state.family(saga), now), Rest) else ""
+    if frozen:
+        return FROZEN[frozen]
+    return PERSON if isinstance(due(family, now), Rest) else ""
 
 
 def _too_late(saga: Saga, now: Now) -> bool:
@@ -174,10 +184,10 @@ class _Reach(HostReach):
         super().__init__(kit.engine, hosts)
         self._stop = stop
 
-    def missing(self, saga: Saga, step: Step, recorded: Recorded) -> tuple[str, str] | None:
+    def missing(self, saga: Saga, step: Step, recorded: Recorded, purpose: str) -> tuple[str, str] | None:
         if self._stop.is_set():
             raise Stopped("Recovery was asked to stop.")
-        return super().missing(saga, step, recorded)
+        return super().missing(saga, step, recorded, purpose)
 
     async def probe(self, drive: Drive, saga: Saga, step: Step) -> Outcome:
         if self._stop.is_set():
@@ -265,7 +275,7 @@ class Recovery:
                 continue
             try:
                 self._note(swept, root, work.result())
-            except (Fenced, Stopped) as lost:
+            except (Refused, Stopped) as lost:  # somebody was faster, or froze it
                 swept.skipped.append({"saga": self._names[root], "reason": lost.message})
             except CancelledError:
                 swept.skipped.append({"saga": self._names[root], "reason": "Recovery was asked to stop."})
@@ -280,6 +290,8 @@ class Recovery:
     def _note(self, swept: Swept, root: str, report: RollbackReport) -> None:
         if report.sagas[0].phase == ENDED:
             swept.recovered.append(self._names[root])
+        elif report.frozen:
+            swept.skipped.append({"saga": self._names[root], "reason": FROZEN[report.frozen]})
         else:
             swept.escalated.extend(_escalations(self._names[root], report.sagas))
 
@@ -429,6 +441,7 @@ class Watch:
             if self._news():
                 self._watch_new()  # first: who dies after this is noticed, who died before it is found by the look
                 self._recovery.look(self._kit.lives, self._woken.set)
+                self._kit.engine.needs_people()  # also for what others asked and could not tell, and for what is stuck
                 if self._untidy and not self._recovery.busy:
                     self._untidy = not tidy(self._kit)
         except (LogHeld, DiskFull) as error:

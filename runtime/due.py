@@ -1,8 +1,10 @@
-"""The only planner: given a family that unwinds and the time, what must happen next.
+"""The only planner: given a family whose fate is decided and the time, what must happen next.
 
-Live rollback, crash recovery, the dry run and the human queue ask this one pure function. Order: what nobody knows
-is settled first, youngest first; then what stands is undone in reverse order of completion. A step behind an
-unsettled or failed one waits. A step that nothing can undo holds nobody up: there is no order to break by it.
+Live rollback, crash recovery, the dry run and the human queue ask this one pure function. Order of an unwinding: what
+nobody knows is settled first, youngest first; then what stands is undone in reverse order of completion. A step behind
+an unsettled or failed one waits. A step that nothing can undo holds nobody up: there is no order to break by it. A
+family that is to stand has its tentative steps confirmed in order of completion, each on its own. One that a person
+has frozen is left as it is.
 """
 
 from __future__ import annotations
@@ -10,14 +12,16 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from ..store.clock import Now
-from .saga import OVER, Saga, orphaned, settled
+from .saga import CONCLUDING, OVER, Saga, orphaned, pending, settled
 from .step import (
     ACCEPTED,
-    APPROVED,
     COMPENSATED,
+    CONFIRM_LOST,
+    CONFIRMING,
     DONE,
     INTENDED,
     STUCK,
+    UNCONFIRMED,
     UNDO_LOST,
     UNDOING,
     UNKNOWN,
@@ -28,7 +32,7 @@ from .step import (
 
 
 class Lost(NamedTuple):
-    """Whoever performed it is gone: write that nobody knows (`undo.lost` for a compensation)."""
+    """Whoever performed it is gone: write that nobody knows (`undo.lost` or `confirm.lost` for a handler's answer)."""
 
     saga: Saga
     step: Step
@@ -57,6 +61,21 @@ class Undo(NamedTuple):
     scope: str
 
 
+class Confirm(NamedTuple):
+    """Run what confirms a tentative step."""
+
+    saga: Saga
+    step: Step
+
+
+class Resolve(NamedTuple):
+    """Nothing has to run for a tentative step: its fate is written down (`undo.done` or `confirm.done`)."""
+
+    saga: Saga
+    step: Step
+    kind: str
+
+
 class Wait(NamedTuple):
     """Nothing before this many lived milliseconds: a lost effect may still land."""
 
@@ -75,15 +94,30 @@ class Rest(NamedTuple):
     """Everything left needs a person, and has been said."""
 
 
+class Frozen(NamedTuple):
+    """A person has frozen it: nothing is done until that is lifted. why: `quarantined` or `halted`."""
+
+    why: str
+
+
 class End(NamedTuple):
     """Nothing is left: the family may end."""
 
 
-Action = Lost | Withdraw | Probe | Undo | Wait | Escalate | Rest | End
+Action = Lost | Withdraw | Probe | Undo | Confirm | Resolve | Wait | Escalate | Rest | Frozen | End
 
 
-def due(family: list[Saga], now: Now) -> Action:
-    """The next thing to do for a family that unwinds (family[0] is its root)."""
+def due(family: list[Saga], now: Now, frozen: str = "") -> Action:
+    """The next thing to do for a family whose fate is decided (family[0] is its root). frozen: why it is left as it is,
+    if it is."""
+    if frozen:
+        return Frozen(frozen)
+    if family[0].phase == CONCLUDING:
+        return _to_confirm(family)
+    return _to_undo(family, now)
+
+
+def _to_undo(family: list[Saga], now: Now) -> Action:
     youngest = _youngest(family)  # nearly always the one; a saga of ten thousand steps is not sorted for each of them
     if youngest is not None and youngest[1].number not in youngest[0].escalated:
         action = _next(*youngest, now)
@@ -132,7 +166,7 @@ def _youngest(family: list[Saga]) -> tuple[Saga, Step] | None:
 
 
 def _age(step: Step) -> tuple[bool, int]:
-    unsettled = step.state in (INTENDED, UNKNOWN, WAITING, APPROVED) or (step.provisional and not step.ended_seq)
+    unsettled = step.state in (INTENDED, UNKNOWN, WAITING) or (step.provisional and not step.ended_seq)
     return (unsettled, step.seq if unsettled else step.ended_seq)
 
 
@@ -166,6 +200,8 @@ def _unknown(saga: Saga, step: Step, now: Now) -> Action:
 
 
 def _done(saga: Saga, step: Step, now: Now) -> Action:
+    if step.resource and step.inv in ("", "none"):
+        return Resolve(saga, step, "undo.done")
     if step.inv in ("", "none"):
         return Escalate(saga, step, "irreversible" if step.sem == "irreversible" else "orphaned")
     if step.inv == "human":
@@ -193,7 +229,6 @@ def _compensated(saga: Saga, step: Step, now: Now) -> Action:
 
 _NEXT = {
     WAITING: _question,
-    APPROVED: _question,
     INTENDED: _intended,
     UNKNOWN: _unknown,
     DONE: _done,
@@ -201,4 +236,41 @@ _NEXT = {
     UNDO_LOST: _undo_lost,
     STUCK: _stuck,
     COMPENSATED: _compensated,
+}
+
+
+# ---- what stands, and what is tentative in it ------------------------------------------------------------------------
+
+
+def _to_confirm(family: list[Saga]) -> Action:
+    waiting = False
+    left = [(saga, step) for saga in family for step in saga.steps.values() if pending(step)]
+    for saga, step in sorted(left, key=lambda pair: pair[1].ended_seq):
+        if step.number not in saga.escalated:
+            return _CONFIRM[step.state](saga, step)
+        waiting = True
+    return Rest() if waiting else End()
+
+
+def _unconfirmed(saga: Saga, step: Step) -> Action:
+    if not step.confirm:
+        return Resolve(saga, step, "confirm.done")
+    return Escalate(saga, step, "confirm_by_hand") if step.confirm == "human" else Confirm(saga, step)
+
+
+def _confirming(saga: Saga, step: Step) -> Action:
+    return Lost(saga, step, "confirm.lost")
+
+
+def _confirm_lost(saga: Saga, step: Step) -> Action:
+    if step.confirm_again or step.settled == "present":
+        return Confirm(saga, step)
+    return Escalate(saga, step, "confirm_answer_lost")
+
+
+_CONFIRM = {
+    DONE: _unconfirmed,
+    CONFIRMING: _confirming,
+    CONFIRM_LOST: _confirm_lost,
+    UNCONFIRMED: _unconfirmed,
 }

@@ -22,23 +22,25 @@ from ..store.clock import Now
 from ..store.entry import Entry
 from ..store.errors import AmendsError, BadValue, Fenced, Refused
 from ..store.log import BUFFERED, DURABLE, FILED, Log
+from .admission import admit, at_once, attempt
 from .drive import BLOCKING, Drive, current_task, run
 from .facts import body, fact
+from .gate.policy_file import Policy, unruled
+from .gate.question import GateCall, Question
 from .hosts import recorded_host
 from .inverse import NONE, Inverse, NoInverse, declared_by, derived_by, idempotency_key, own_key, takes_nothing, written
-from .openings import raw_fields, served_steps
+from .openings import served_steps
 from .perform import Call, Outcome, ask, perform, says_nothing
 from .pool import SHARED
 from .saga import RUNNING, Saga
 from .semantics import SEMANTICS
 from .state import State
-from .step import APPROVED, DONE, FAILED, INTENDED, REFUSED, UNKNOWN, WAITING, may_land_for
-from .tools import Compensation, declared_options
-from .values import convert, decode, decode_bytes, digest, encode, fitting, hush
+from .step import DONE, FAILED, INTENDED, REFUSED, UNKNOWN, may_land_for
+from .tools import Compensation, declared_options, defaults
+from .values import convert, decode_bytes, digest, encode, fitting, hush
 
 NEW_EFFECTS = frozenset({"step.asked", "step.intended", "saga.joined"})
 DEFAULT_SETTLE = 2.0
-APPROVAL_DEADLINE = 24 * 3600.0
 
 
 class UnstorableResult(BadValue):
@@ -54,9 +56,10 @@ class ResumeConflict(Refused):
 
 
 class Engine:
-    """One process's hold on one log: who it is as a driver, and how names are hidden in headers.
+    """One process's hold on one log: who it is as a driver, how names are hidden in headers, and which policy it asks.
 
     known(handler) tells why a handler configured on this device may be run again (`keyed`, `idempotent`), or None.
+    meter(text) is the header name of what a limit or a lock is keyed by. agent asks, on behalf of somebody or nobody.
     """
 
     def __init__(
@@ -67,12 +70,19 @@ class Engine:
         hide: Callable[[str], str],
         fingerprint: Callable[[bytes], str],
         known: Callable[[str], str | None] = lambda name: None,
+        meter: Callable[[str], str],
+        policy: Policy,
+        agent: str = "agent",
+        on_behalf_of: str = "",
     ) -> None:
         self.log, self.hide, self.fingerprint, self.known = log, hide, fingerprint, known
+        self.meter, self.policy = meter, policy
+        self.agent, self.on_behalf_of = agent, on_behalf_of
         self._driver = driver
         self.runs: dict[str, Run] = {}  # sagas this process drives, by header id
         self.resting: dict[str, Run] = {}  # those that wait for a person, with the inverses only this process has
         self.after_landing: Callable[[Run, Call, Draft | None], None] | None = None
+        self.needs_people: Callable[[], None] = _nobody_follows  # called when it is durable, and answers at once
 
     @property
     def driver(self) -> str:
@@ -83,6 +93,10 @@ class Engine:
     def state(self) -> State:
         state: State = self.log.view
         return state
+
+
+def _nobody_follows() -> None:
+    """For a kit without followers."""
 
 
 Refine = Callable[[Drive, Any], Awaitable[Inverse]]
@@ -112,6 +126,7 @@ class Run:
         self.finished = False  # every step is served; a new one is refused
         # what only this process can run, by saga and step; shared by a family, which has one fate
         self.live: dict[tuple[str, int], Compensation] = parent.live if parent else {}
+        self.confirms: dict[tuple[str, int], Compensation] = parent.confirms if parent else {}
         self.probes: dict[tuple[str, int], tuple[Callable[..., Any], dict[str, Any], str]] = (
             parent.probes if parent else {}
         )
@@ -171,6 +186,14 @@ class Run:
 
     def saga(self, state: State) -> Saga | None:
         return state.sagas.get(self.id)
+
+    @property
+    def outermost(self) -> Run:
+        """The run whose fate this one shares."""
+        run = self
+        while run.parent is not None:
+            run = run.parent
+        return run
 
 
 class Guarded:
@@ -262,18 +285,57 @@ async def execute(drive: Drive, run: Run, call: Call) -> Any:
         return result
     call.number = call.number or run.number()
     inverse = await _declare(drive, run, call) if call.undo is not None else NONE
-    if SEMANTICS[call.sem].asks:
-        await _ask(drive, run, call)
-    early = await _intend(drive, run, call, inverse)
+    question = _question(run, call)
+    early = await _intend(drive, run, call, inverse, question)
     run.flying[run.id, call.number] = current_task()
     try:
-        outcome = await perform(drive, call, _noter(drive, run, call))
+        outcome = await perform(drive, call, _noter(drive, run, call, question))
     except BaseException as stop:
         _abandon(run, call, stop)
         raise
     finally:
         run.flying.pop((run.id, call.number), None)
     return await _settle(drive, run, call, inverse, early, outcome)
+
+
+async def mark(drive: Drive, run: Run, call: Call) -> None:
+    """A step without a forward, for what is tentative: intent and outcome in one commit. Raises Refused, Fenced."""
+    if run.broken is not None:
+        raise run.broken
+    inverse = await _declare(drive, run, call) if call.undo is not None else NONE
+    if call.confirm is not None:
+        keys = {"key": idempotency_key(run.id, call.tool, call.identity, "confirm")}
+        call.confirmed = written(call.confirm, "declared", keys, run.engine.known)
+    ready, _ = await _serve(drive, run, call)
+    call.number = call.number or run.number()
+    if inverse.live is not None:
+        run.live[run.id, call.number] = inverse.live
+    if call.confirm is not None:
+        run.confirms[run.id, call.number] = call.confirm
+    if not ready:
+        done = fact("step.done", step=call.number)
+        await admit(
+            drive, run, call, _question(run, call), lambda: _intent(call, inverse), DURABLE, (done,),
+            anew=lambda: _question(run, call),
+        )  # fmt: skip
+
+
+def _question(run: Run, call: Call) -> Question:
+    """The call as the gate is asked about it; predicates and scorers of the user run here."""
+    engine = run.engine
+    if engine.policy.silent:
+        return unruled(call.tool, call.sem, run.id, run.outermost.id, call.tags, call.locks, engine.meter)
+    given = defaults(call.fn)  # what a call leaves out takes effect as well
+    given.pop("idempotency_key", None)
+    asked = GateCall(
+        call.tool, call.sem, {**given, **call.kwargs}, frozenset(call.tags), run.name, engine.agent,
+        engine.on_behalf_of, call.provenance,
+    )  # fmt: skip
+    question = engine.policy.prepare(
+        asked, meter=engine.meter, saga=run.id, root=run.outermost.id, locks=call.locks,
+    )  # fmt: skip
+    # The tool that keeps failing is the primary: its alternative is not left alone with it.
+    return question._replace(breaker=None) if call.scope == "fallback" else question
 
 
 async def _declare(drive: Drive, run: Run, call: Call) -> Inverse:
@@ -296,7 +358,14 @@ def _intent(call: Call, inverse: Inverse) -> Draft:
     settle = call.settle if call.settle is not None else call.timeout if call.timeout else DEFAULT_SETTLE
     return fact(
         "step.intended",
-        body(args=call.args, compensation=inverse.payload, identity=encode(call.identity), probe=_probe(call)),
+        body(
+            args=call.args,
+            compensation=inverse.payload,
+            confirmation=call.confirmed.payload if call.confirmed else b"",
+            identity=encode(call.identity),
+            probe=_probe(call),
+            provenance=_provenance(call),
+        ),
         *call.apart,
         step=call.number,
         tool=call.tool,
@@ -308,7 +377,18 @@ def _intent(call: Call, inverse: Inverse) -> Draft:
         probe=int(call.probe is not None),
         scope="" if call.scope == "do" else call.scope,
         settle_ms=int(settle * 1000),
+        **_tentative(call),
     )
+
+
+def _tentative(call: Call) -> dict[str, Any]:
+    """What the header says of a step that is tentative."""
+    if not call.resource or call.confirmed is None:
+        return {"resource": call.resource}
+    made: Inverse = call.confirmed
+    return {
+        "resource": call.resource, "confirm": made.inv, "confirmer": made.handler, "confirm_again": made.again,
+    }  # fmt: skip
 
 
 def _probe(call: Call) -> bytes:
@@ -317,7 +397,12 @@ def _probe(call: Call) -> bytes:
     return msgspec.json.encode(dict(sorted(host.items()))) if host else b""
 
 
-async def _intend(drive: Drive, run: Run, call: Call, inverse: Inverse) -> Early | None:
+def _provenance(call: Call) -> bytes:
+    """Where the arguments came from, as far as the call says."""
+    return encode({"tags": dict(call.provenance), "notes": dict(call.notes)}) if call.provenance else b""
+
+
+async def _intend(drive: Drive, run: Run, call: Call, inverse: Inverse, question: Question) -> Early | None:
     """Announce the effect, as safely as its semantics ask. None if the intent is written."""
     if inverse.live is not None:
         run.live[run.id, call.number] = inverse.live
@@ -327,16 +412,18 @@ async def _intend(drive: Drive, run: Run, call: Call, inverse: Inverse) -> Early
     log = run.engine.log
     saga = run.saga(run.engine.state)
     repeated = saga is not None and call.number in saga.steps  # after a resume: no single fact tells both then
-    if SEMANTICS[call.sem].durable or inverse.handler or repeated:
+    if SEMANTICS[call.sem].durable or inverse.handler or repeated or question.metered:
         sync = DURABLE if SEMANTICS[call.sem].durable else FILED
         try:
-            await drive.commit(log, run.facts(_intent(call, inverse)), sync)
+            intent, anew = (lambda: _intent(call, inverse)), (lambda: _question(run, call))
+            await admit(drive, run, call, question, intent, sync, anew=anew)
         except asyncio.CancelledError:
             # The intent may be written, the effect was not started: that is known.
             log.append(_if_step(run, call.number, INTENDED, fact("step.failed", step=call.number, why="not_started")))
             raise
         return None
     _may_start(run)
+    await at_once(drive, run, call, question)
     early = Early(run, lambda: _intent(call, inverse))
     log.append(early)
     return early
@@ -365,12 +452,11 @@ def _if_step(run: Run, number: int, state: str, draft: Draft) -> Decide:
     return decide
 
 
-def _noter(drive: Drive, run: Run, call: Call) -> Callable[[int, BaseException | None], Any]:
-    async def note(attempt: int, error: BaseException | None) -> None:
-        draft = fact(
-            "step.attempted", body(error=encode(_told(error, run))), step=call.number, attempt=attempt, why=_code(error)
-        )
-        await drive.commit(run.engine.log, run.facts(draft), DURABLE if SEMANTICS[call.sem].durable else BUFFERED)
+def _noter(drive: Drive, run: Run, call: Call, question: Question) -> Callable[[int, BaseException | None], Any]:
+    async def note(number: int, error: BaseException | None) -> Refused | None:
+        told = body(error=encode(_told(error, run)))
+        draft = fact("step.attempted", told, step=call.number, attempt=number, why=_code(error))
+        return await attempt(drive, run, question, draft, DURABLE if SEMANTICS[call.sem].durable else BUFFERED)
 
     return note
 
@@ -383,6 +469,8 @@ def _told(error: BaseException | None, run: Run) -> str:
 
 
 def _code(error: BaseException | None) -> str:
+    if isinstance(error, Refused):
+        return error.code
     name = type(error).__name__ if error else ""
     return name if name.isascii() and name.isprintable() and len(name) <= 100 else "error"
 
@@ -450,7 +538,7 @@ def _not_done(run: Run, call: Call, outcome: Outcome) -> Draft:
         step=call.number,
         out=outcome.probed,
         why=_code(outcome.error),
-        up=kind == "step.lost",
+        up=True,  # what waits out a lost effect, or a failing tool, begins here
     )
 
 
@@ -467,6 +555,8 @@ async def _fall_back(drive: Drive, run: Run, call: Call) -> Any:
         compensate=getattr(fallback, "compensate", declared.get("compensate")),
     )  # fmt: skip
     other.repeated = call.repeated
+    other.tags, other.locks, other.lock_timeout = call.tags, call.locks, call.lock_timeout
+    other.provenance = call.provenance
     other.key = idempotency_key(run.id, call.tool, call.identity, "fallback")
     return await execute(drive, run, other)
 
@@ -568,6 +658,7 @@ def _at_once(call: Call, inverse: Inverse, shown: bytes, flaw: AmendsError | Non
             error=encode(str(flaw)) if flaw else b"",
             identity=encode(call.identity),
             probe=_probe(call),
+            provenance=_provenance(call),
             result=shown,
         ),
         *call.apart,
@@ -583,78 +674,6 @@ def _at_once(call: Call, inverse: Inverse, shown: bytes, flaw: AmendsError | Non
         scope="" if call.scope == "do" else call.scope,
         why=flaw.code if flaw else "",
     )
-
-
-# ---- the question before the irreversible ----------------------------------------------------------------------------
-
-
-async def _ask(drive: Drive, run: Run, call: Call) -> None:
-    """Wait for a named person. Returns once approved; the intent that follows spends the answer."""
-    log = run.engine.log
-    saga = run.saga(run.engine.state)
-    step = saga.steps.get(call.number) if saga else None
-    if step is None:
-        asked = fact(
-            "step.asked",
-            body(args=call.args, identity=encode(call.identity)),
-            *call.apart,
-            step=call.number,
-            tool=call.tool,
-            sem=call.sem.value,
-            key=call.key,
-            within_ms=int(APPROVAL_DEADLINE * 1000),
-            up=True,
-        )
-        await drive.commit(log, run.facts(asked))
-    while True:
-        size = log.size
-        log.refresh()
-        saga = run.saga(run.engine.state)
-        step = saga.steps.get(call.number) if saga and saga.fence == run.fence else None
-        if step is None:
-            raise Fenced(f"Saga {run.name} was taken over while it waited.", next=f"Run `amends show {run.name}`.")
-        if step.state in (APPROVED, UNKNOWN, FAILED):  # the latter after a resume: what was approved is this very step
-            return
-        if step.state == REFUSED:
-            said = _denial(run, call.number)
-            raise Refused(
-                f"{said[0]} denied {call.tool}{said[1]}.", next=f"Run `amends show {run.name}`.", code="denied"
-            )
-        if await _expired(drive, run, call):
-            raise Refused(f"{call.tool} was not answered in time.", next="Ask again.", code="expired")
-        await drive.grown(log, size, 1.0)
-
-
-def _denial(run: Run, number: int) -> tuple[str, str]:
-    """Who said no to a step, and what they said to it."""
-    for record in reversed(run.engine.log.thread(run.id)):
-        if record.entry.kind == "step.answered" and record.entry.step == number:
-            fields = {name: decode(msgspec.json.decode(raw)) for name, raw in raw_fields(record.blob).items()}
-            note = str(fields.get("note", "")).rstrip(".")
-            return str(fields.get("by", "Somebody")), f": {note}" if note else ""
-    return "Somebody", ""
-
-
-async def _expired(drive: Drive, run: Run, call: Call) -> bool:
-    """Close the question if its deadline has passed in lived time, inside the transaction that could answer it."""
-    said: list[bool] = []
-    guarded = run.facts(fact("step.refused", step=call.number, why="expired"))
-
-    def decide(state: State, now: Now) -> Sequence[Draft]:
-        saga = state.sagas.get(run.id)
-        step = saga.steps.get(call.number) if saga else None
-        over = step is not None and step.state == WAITING and now.lived - step.asked_lived > APPROVAL_DEADLINE * 1000
-        if over:
-            said.append(True)
-            return guarded(state, now)
-        return ()
-
-    saga = run.saga(run.engine.state)
-    step = saga.steps.get(call.number) if saga else None
-    if step is None or run.engine.log.now().lived - step.asked_lived <= APPROVAL_DEADLINE * 1000:
-        return False
-    await drive.commit(run.engine.log, decide)
-    return bool(said)
 
 
 # ---- serving a resumed saga ------------------------------------------------------------------------------------------

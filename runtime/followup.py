@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import msgspec
 
 from ..store.chain import Draft
-from ..store.errors import BadValue, Fenced, NotFound, Refused
+from ..store.errors import BadValue, NotFound, Refused
 from ..store.home import new_id
 from ..store.log import Overlay
 from .carry import carried, carry, stands
@@ -242,7 +242,7 @@ def undo_landed(kit: AgentKit, made: Run) -> None:
             return  # whoever unwinds it looks at the log once more before letting go
         try:
             engine.log.commit(take(engine, root.id, "", "landed"))
-        except Fenced:  # somebody else saw it land
+        except Refused:  # somebody else saw it land, or it is quarantined
             return
         run(unwind(BLOCKING, engine, root.id, kit.reach(made)))
 

@@ -81,26 +81,26 @@ def _error(path: Path | str, line: int, what: str) -> BadHandlersFile:
 Test = Callable[[Any], bool]
 
 
-def _is_text(value: Any) -> bool:
+def is_text(value: Any) -> bool:
     return isinstance(value, str) and value != "" and "\0" not in value
 
 
-def _is_texts(value: Any) -> bool:
-    return isinstance(value, list) and bool(value) and all(map(_is_text, value))
+def is_texts(value: Any) -> bool:
+    return isinstance(value, list) and bool(value) and all(map(is_text, value))
 
 
 def _is_seconds(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and 0 < value <= 86_400
 
 
-def _is_env(value: Any) -> bool:
-    if not isinstance(value, dict) or not all(_is_text(name) and "=" not in name for name in value):
+def is_env(value: Any) -> bool:
+    if not isinstance(value, dict) or not all(is_text(name) and "=" not in name for name in value):
         return False
     return all(isinstance(item, str) and "\0" not in item for item in value.values())
 
 
-_TEXT = ("text", _is_text)
-_TEXTS = ("a list of texts, not empty", _is_texts)
+_TEXT = ("text", is_text)
+_TEXTS = ("a list of texts, not empty", is_texts)
 _PYTHON: Mapping[str, tuple[str, Test]] = {
     "interpreter": _TEXT,
     "files": _TEXTS,
@@ -110,11 +110,11 @@ _PYTHON: Mapping[str, tuple[str, Test]] = {
     "env_file": _TEXT,
 }
 _EXEC: Mapping[str, tuple[str, Test]] = {
-    "command": ("a list of texts, the program first", _is_texts),
+    "command": ("a list of texts, the program first", is_texts),
     "timeout_s": ("seconds above 0, at most a day", _is_seconds),
     "idempotent": ("true or false", lambda value: isinstance(value, bool)),
     "cwd": _TEXT,
-    "env": ("a table of texts", _is_env),
+    "env": ("a table of texts", is_env),
     "env_file": _TEXT,
 }
 

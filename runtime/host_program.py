@@ -47,6 +47,7 @@ INTEGER_MAX = 1 << 53
 DEPTH_MAX = 64
 ANSWERS = {
     "undo": ("done", "already_done", "failed", "human"),
+    "confirm": ("done", "already_done", "failed", "human"),
     "probe": ("present", "absent", "cannot_tell"),
     "verify": ("done", "failed"),
 }
@@ -365,7 +366,7 @@ def read_answer(returned: Any, purpose: str) -> dict[str, Any]:
     if purpose == "verify" and outcome is None:
         why = "" if returned is True else f"verify returned {type(returned).__name__}, not True"
         return {"outcome": "failed" if why else "done", "why": why}
-    if outcome is None and purpose == "undo":
+    if outcome is None and purpose in ("undo", "confirm"):
         result, note = result_of(returned)
         return {"outcome": "done", "result": result, "note": note}
     if outcome not in ANSWERS.get(purpose, ()):
@@ -405,7 +406,7 @@ def printable_traceback() -> bytes:
 
 def raised(error: BaseException, purpose: str) -> str:
     """What an exception of a handler means: it may leave open whether its effect happened."""
-    if purpose == "undo":
+    if purpose in ("undo", "confirm"):
         return "lost" if says_nothing(error) else "failed"
     return "cannot_tell" if purpose == "probe" else "failed"
 

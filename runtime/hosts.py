@@ -53,6 +53,7 @@ IDLE_S = 60.0
 
 ANSWERS: Mapping[str, tuple[str, ...]] = {
     "undo": ("done", "already_done", "failed", "human"),
+    "confirm": ("done", "already_done", "failed", "human"),
     "probe": ("present", "absent", "cannot_tell"),
     "verify": ("done", "failed"),
 }
@@ -339,6 +340,34 @@ class _Child:
         return bytes(self.tail).decode(errors="replace")
 
 
+class Ended(NamedTuple):
+    """How a program ended. status: its exit code (negative: the signal), None if it was killed at its deadline.
+    out: what it printed, `?` where that was too much to keep. stderr: the last 4 KB."""
+
+    status: int | None
+    out: bytes
+    stderr: str
+
+
+def run_program(command: Sequence[str], env: Mapping[str, str], cwd: str, data: bytes, deadline_s: float) -> Ended:
+    """Run a program once, with `data` on its standard input; at the deadline its process group is killed.
+
+    Raises Unavailable if it cannot be started.
+    """
+    child = _Child(command, env, cwd)
+    end = time.monotonic() + deadline_s
+    child.send(data, last=True)
+    while not child.exited():
+        left = end - time.monotonic()
+        if left <= 0:
+            child.kill()
+            return Ended(None, b"", child.stderr_text())
+        child.pump(left)
+    child.drain()
+    status = child.close()
+    return Ended(status, b"?" if child.lost_output else bytes(child.out), child.stderr_text())
+
+
 def _ending(status: int) -> str:
     if status >= 0:
         return f"exit {status}"
@@ -469,22 +498,14 @@ class ExecHost:
                 attempt=attempt,
                 deadline_ms=deadline_ms,
             )
-            child = _Child(self.spec.command, environment(self.spec.env, self.spec.env_file), self.spec.cwd)
+            env, data = environment(self.spec.env, self.spec.env_file), _json(request) + b"\n"
+            ended = run_program(self.spec.command, env, self.spec.cwd, data, deadline_ms / 1000)
         except Unavailable as why:
             return Outcome("unavailable", why=str(why))
-        end = time.monotonic() + deadline_ms / 1000
-        child.send(_json(request) + b"\n", last=True)
-        while not child.exited():
-            left = end - time.monotonic()
-            if left <= 0:
-                child.kill()
-                late = f"no answer within {deadline_ms} ms; its process group was killed"
-                return Outcome("lost", why=late, stderr=child.stderr_text())
-            child.pump(left)
-        child.drain()
-        status = child.close()
-        output = b"?" if child.lost_output else bytes(child.out)
-        return _verdict(status, output, purpose, idempotency_key, child.stderr_text())
+        if ended.status is None:
+            late = f"no answer within {deadline_ms} ms; its process group was killed"
+            return Outcome("lost", why=late, stderr=ended.stderr)
+        return _verdict(ended.status, ended.out, purpose, idempotency_key, ended.stderr)
 
 
 # ---- Python ---------------------------------------------------------------------------------------------------------

@@ -1,7 +1,9 @@
 """One queue for everything that needs a person: what stands, since when, and the commands that settle it.
 
-An item is derived from the fold, never stored. Its id is made of its kind and the hash of the fact that opened it, so
-it stays the same whatever becomes of the others. It is found by that id, or by its saga where there is only one.
+Questions to people, effects that nobody could settle, glasses that were broken, sagas that wait to be run again, are
+frozen or make no progress, a keyring that is frozen or about to be replaced. An item is derived from the fold, never
+stored. Its id is made of its kind and the hash of the fact that opened it, so it stays the same whatever becomes of the
+others. It is found by that id, or by its saga where there is only one.
 """
 
 from __future__ import annotations
@@ -23,12 +25,19 @@ from ..store.log import Record
 from .drive import BLOCKING, run
 from .due import holds_up, unwinding_order
 from .facts import body, fact
+from .gate import ceremonies
+from .gate.approvals import PENDING, SAID, Asked, each, left_ms, persons, standing
+from .gate.freeze import QUARANTINED, freeze
+from .gate.levels import LEVELS
+from .gate.signing import close_review, dead_votes, vote
+from .gate.switch import HALT, QUARANTINE
 from .openings import known_as, raw_fields, when
 from .report import REASONS, RollbackReport
-from .saga import RUNNING, SUSPENDED, Saga
+from .saga import CONCLUDING, RUNNING, SUSPENDED, Saga
 from .state import State
-from .step import WAITING, Step
+from .step import Step
 from .story import Stories, step_fields, text_of
+from .stuck import stuck
 from .unwind import take, unwind
 from .values import encode, is_manifest
 
@@ -44,20 +53,30 @@ _ID = re.compile(r"[a-z2-7]{4,10}")
 
 
 class Item(NamedTuple):
-    """One thing for a person. seq: the fact that opened it."""
+    """One thing for a person. seq: the fact that opened it. saga: None for what is about the whole device. settles:
+    commands that belong to this very item; else those of its kind. asked: the request, and the votes that do not count.
+    """
 
     id: str
     kind: str
-    saga: Saga
+    saga: Saga | None
     step: Step | None
     reason: str
     seq: int
     at: int
+    settles: tuple[str, ...] = ()
+    asked: Asked | None = None
+    dead: frozenset[int] = frozenset()
 
 
 def item_id(kind: str, line: bytes) -> str:
     """base32(SHA-256(kind ‖ h))[:10], h the hash of the fact that opened it."""
     return base64.b32encode(sha256(kind.encode() + leaf(line)).digest()).decode().lower()[:10]
+
+
+def is_id(name: str) -> bool:
+    """Whether a text can be the id of an item, or a beginning of one."""
+    return bool(_ID.fullmatch(name))
 
 
 def queue(kit: AgentKit) -> list[Item]:
@@ -67,23 +86,81 @@ def queue(kit: AgentKit) -> list[Item]:
 
 
 def _items(kit: AgentKit) -> Iterator[Item]:
+    yield from _approvals(kit)
     for saga in list(kit.engine.state.sagas.values()):
-        for step in saga.steps.values():
-            if step.state == WAITING:
-                why = "An irreversible step waits for a named person."
-                yield _item(kit, "approval", saga, step, why, step.asked_seq)
-        for number, why in saga.escalated.items():
+        for number, why in list(saga.escalated.items()):  # a snapshot: others may commit while a follower looks
             found = saga.steps.get(number)
             yield _item(kit, "escalation", saga, found, REASONS[why][0], _escalated_at(kit, saga, number), why)
         root = kit.engine.state.root(saga)
         if saga is root and saga.phase in (RUNNING, SUSPENDED) and saga.on_crash == "resume":
             if not kit.holds(saga.driver) or not saga.driver:
                 yield _item(kit, "resume", saga, None, "It died and waits to be run again.", saga.opened_seq)
+    yield from _reviews(kit)
+    yield from _frozen(kit)
+    for idle in stuck(kit):
+        freeze_it = f"amends quarantine {idle.saga.id} --by NAME --reason TEXT"
+        slow = _item(kit, "stuck", idle.saga, None, idle.reason, idle.seq)
+        yield slow._replace(settles=(freeze_it, _END_IT))
+    for need in ceremonies.needs(kit):
+        item = _item(kit, need.kind, None, None, need.reason, need.seq)
+        yield item._replace(settles=need.commands)
 
 
-def _item(kit: AgentKit, kind: str, saga: Saga, step: Step | None, reason: str, seq: int, why: str = "") -> Item:
+def _approvals(kit: AgentKit) -> Iterator[Item]:
+    """Questions that still need somebody: not those that are answered and about to be spent."""
+    state, lived = kit.engine.state, kit.log.now().lived
+    for asked in state.approvals.open:
+        saga = state.sagas.get(asked.saga)
+        step = saga.steps.get(asked.step) if saga else None
+        dead = dead_votes(kit, asked) if asked.votes else frozenset()
+        if saga is not None and step is not None and standing(state.approvals, asked.request, lived, dead) == PENDING:
+            item = _item(kit, "approval", saga, step, _needed(asked), asked.seq)
+            yield item._replace(asked=asked, dead=dead)
+
+
+def _needed(asked: Asked) -> str:
+    """What a question asks of whom."""
+    what = "An irreversible step" if asked.sem == "irreversible" else "A step"
+    who = "a named person" if asked.quorum == 1 else f"{asked.quorum} different people"
+    evidence = f", {'each ' if asked.quorum > 1 else ''}with {LEVELS[each(asked.level)][1]}" if asked.level > 1 else ""
+    return f"{what} waits for {who}{evidence}."
+
+
+def _reviews(kit: AgentKit) -> Iterator[Item]:
+    for glass in list(kit.engine.state.approvals.reviews.values()):
+        saga = kit.engine.state.past(glass.saga)
+        step = saga.steps.get(glass.step) if saga else None
+        why = f"{_by(kit, glass.seq)} broke the glass to let {glass.tool} happen; somebody else has to look at it."
+        yield _item(kit, "review", saga, step, why, glass.seq)
+
+
+def _frozen(kit: AgentKit) -> Iterator[Item]:
+    """Sagas that a person has stopped as they stand."""
+    state, now = kit.engine.state, kit.log.now()
+    for root in list(state.roots()) if state.switches.levers else ():
+        why = freeze(state, state.family(root), now)
+        levers = [lever for lever in state.switches.active(now) if lever.mode == _FREEZES.get(why)]
+        if levers:
+            lever = max(levers, key=lambda one: (root.id in one.target, one.seq))
+            said = f"It is {'quarantined' if why == QUARANTINED else 'halted'}: it stays so until that is lifted."
+            found = _item(kit, "frozen", root, None, said, lever.seq, of=root.id)
+            yield found._replace(settles=(f"amends resume {lever.target} --by NAME --reason TEXT",))
+
+
+_END_IT = "or end its process, if it lives: `amends recoverd --once` then undoes it"
+_FREEZES = {QUARANTINED: QUARANTINE, "halted": HALT}
+
+
+def _by(kit: AgentKit, seq: int) -> str:
+    return text_of(raw_fields(kit.log.record(seq).blob).get("by")) or "Somebody"
+
+
+def _item(
+    kit: AgentKit, kind: str, saga: Saga | None, step: Step | None, reason: str, seq: int, why: str = "", of: str = ""
+) -> Item:
+    """of: what tells apart items of one kind that one fact has opened."""
     record = kit.log.record(seq)
-    return Item(item_id(kind, record.line), why or kind, saga, step, reason, seq, record.entry.at)
+    return Item(item_id(kind + of, record.line), why or kind, saga, step, reason, seq, record.entry.at)
 
 
 def _escalated_at(kit: AgentKit, saga: Saga, step: int) -> int:
@@ -100,9 +177,9 @@ def items(kit: AgentKit) -> list[dict[str, Any]]:
 
 def _told(kit: AgentKit, item: Item) -> dict[str, Any]:
     """One item with what a person needs in order to decide: of what, with which result, why, and what waits for it."""
-    saga = known_as(kit.log, item.saga.id)
-    fields = step_fields(kit, item.saga.id, item.step.number) if item.step else {}
-    return {
+    saga = known_as(kit.log, item.saga.id) if item.saga else ""
+    fields = step_fields(kit, item.saga.id, item.step.number) if item.saga and item.step else {}
+    told = {
         "id": item.id,
         "kind": item.kind,
         "saga": saga,
@@ -115,8 +192,28 @@ def _told(kit: AgentKit, item: Item) -> dict[str, Any]:
         "result": _value(fields.get("result")),
         "error": text_of(fields.get("error")) or None,
         "compensation": _compensation(fields.get("compensation")),
+        "confirmation": _compensation(fields.get("confirmation")),
         "behind": [{"step": step.number, "tool": step.tool} for step in _behind(kit, item)],
-        "show": f"amends show {quote(saga)}",
+        "show": f"amends show {quote(saga)}" if saga else "",
+    }
+    if item.asked is not None:
+        told["approval"] = _question(kit, item.asked, item.dead)
+    if item.saga is not None and item.kind in REASONS:
+        locks = kit.engine.state.locks
+        told["locks"] = [held.lock for held in locks.of(kit.engine.state.root(item.saga).id)]
+        told["waiting"] = [known_as(kit.log, saga) for lock in told["locks"] for saga in locks.awaiting(lock)]
+    return told
+
+
+def _question(kit: AgentKit, asked: Asked, dead: frozenset[int]) -> dict[str, Any]:
+    """What a question asks: how many people, on which evidence, and for how long it is open."""
+    return {
+        "request": asked.request,
+        "have": len(persons(asked, dead)),
+        "need": asked.quorum,
+        "level": LEVELS[asked.level][0],
+        "left_ms": left_ms(asked, kit.log.now().lived),
+        "escalated": asked.reached,
     }
 
 
@@ -133,8 +230,12 @@ def _compensation(raw: bytes | None) -> dict[str, Any] | None:
 
 def _behind(kit: AgentKit, item: Item) -> list[Step]:
     """The steps that are undone only once this item is settled, in the order of their undoing."""
+    if item.saga is None or item.step is None or item.kind not in REASONS:
+        return []
     root = kit.engine.state.root(item.saga)
-    if item.step is None or item.kind not in REASONS or root.on_failure == "continue" or not holds_up(item.step):
+    if root.phase == CONCLUDING:  # what is to be confirmed is confirmed each on its own
+        return []
+    if root.on_failure == "continue" or not holds_up(item.step):
         return []
     order = unwinding_order(kit.engine.state.family(root))
     place = next((n for n, (_, step) in enumerate(order) if step is item.step), len(order))
@@ -143,13 +244,15 @@ def _behind(kit: AgentKit, item: Item) -> list[Step]:
 
 def verbs(item: Item) -> tuple[str, ...]:
     """The decisions that settle an item."""
-    return _VERBS.get(item.kind) or REASONS[item.kind][1]
+    if item.kind in REASONS:
+        return REASONS[item.kind][1]
+    return _VERBS.get(item.kind, ())
 
 
-_VERBS: dict[str, tuple[str, ...]] = {"approval": ("approve", "deny"), "resume": ("run again",)}
-_SAYS = {"approve": "step.answered", "deny": "step.answered", "accept": "step.accepted"}
-"""The fact that a decision leaves."""
-_OPENS = {"step.asked": "approval", "saga.escalated": "escalation"}
+_VERBS: dict[str, tuple[str, ...]] = {"approval": ("approve", "deny"), "review": ("accept",)}
+_SAYS = {"approve": ("vote.cast",), "deny": ("vote.cast",), "accept": ("step.accepted", "review.closed")}
+"""The facts that a decision leaves."""
+_OPENS = {"step.asked": "approval", "saga.escalated": "escalation", "vote.cast": "review"}
 """The fact that opens an item of a kind."""
 _COMMANDS = {
     "approve": "amends approve {} --by NAME",
@@ -161,9 +264,14 @@ _COMMANDS = {
 
 def commands(item: Item) -> list[str]:
     """What settles an item."""
-    if item.kind == "resume":
-        return ["run it again with the same id", "or wait: it is undone when resume_within has passed"]
+    if item.settles or item.kind in _SETTLES:
+        return list(item.settles or _SETTLES[item.kind])
     return [_COMMANDS[verb].format(item.id) for verb in verbs(item)]
+
+
+_SETTLES = {
+    "resume": ("run it again with the same id", "or wait: it is undone when resume_within has passed"),
+}
 
 
 # ---- by name --------------------------------------------------------------------------------------------------------
@@ -197,21 +305,31 @@ def _of_saga(kit: AgentKit, name: str, waiting: Sequence[Item], verb: str) -> li
             f"No item in the inbox goes by {name!r}. {unknown.message}", next="`amends inbox` lists what needs you."
         ) from None
     family = {thread.saga.id for thread in story.threads}
-    found = [item for item in waiting if item.saga.id in family]
+    found = [item for item in waiting if item.saga is not None and item.saga.id in family]
     fits = [item for item in found if not verb or verb in verbs(item)]
     if fits:
         return fits
-    said = [r for thread in story.threads for r in thread.records if r.entry.kind == _SAYS.get(verb)]
-    if said:
-        raise _settled(kit, max(said, key=lambda record: record.entry.seq))
+    said = _newest(kit, family, verb)
+    if said is not None:
+        raise _settled(kit, said)
     if not found:
         raise NotFound(f"Nothing of saga {name!r} waits for a person.", next=f"`amends show {quote(name)}` tells it.")
     return found
 
 
+def _newest(kit: AgentKit, family: set[str], verb: str) -> Record | None:
+    """The newest decision of this sort about one of these sagas, among the newest records."""
+    found = None
+    for record in kit.log.records(max(0, kit.log.size - RECENT)):
+        entry = record.entry
+        if entry.kind in _SAYS.get(verb, ()) and not entry.why and (entry.saga or entry.of) in family:
+            found = record
+    return found
+
+
 def _refuse_if_settled(kit: AgentKit, name: str) -> None:
     """Whoever comes second is told who was first, and not that there never was such a question."""
-    if not _ID.fullmatch(name):
+    if not is_id(name):
         return
     over = False
     for record in kit.log.records(max(0, kit.log.size - RECENT)):
@@ -227,22 +345,26 @@ def _refuse_if_settled(kit: AgentKit, name: str) -> None:
 def _asked(kit: AgentKit, record: Record) -> tuple[str, int] | None:
     """The kind of item that a record settled, and the fact that opened it; None for any other record."""
     entry = record.entry
-    if entry.kind == "step.answered":
-        return "approval", entry.ref
     if entry.kind == "step.accepted":
         return "escalation", max(
             (r.entry.seq for r in kit.log.thread(entry.saga)
              if r.entry.kind == "saga.escalated" and r.entry.step == entry.step and r.entry.seq < entry.seq),
             default=entry.seq,
         )  # fmt: skip
-    return None
+    if entry.kind == "vote.cast" and not entry.why:
+        return "approval", next(
+            (r.entry.seq for r in kit.log.thread(entry.of) if r.entry.request == entry.request), entry.seq
+        )
+    return ("review", entry.ref) if entry.kind == "review.closed" else None
 
 
 def _settled(kit: AgentKit, record: Record) -> Refused:
-    by, said = text_of(raw_fields(record.blob).get("by")), record.entry.out or "accepted"
+    entry = record.entry
+    by, said = text_of(raw_fields(record.blob).get("by")), SAID.get(entry.out, "accepted")
+    saga = entry.saga or entry.of
     return Refused(
-        f"{by} {said} it already ({when(record.entry.at)[:19].replace('T', ' ')} UTC).",
-        next=f"`amends show {quote(known_as(kit.log, record.entry.saga))}` tells the rest.",
+        f"{by} {said} it already ({when(entry.at)[:19].replace('T', ' ')} UTC).",
+        next=f"`amends show {quote(known_as(kit.log, saga))}` tells the rest." if saga else "Run `amends inbox`.",
         code="decided",
     )
 
@@ -252,65 +374,49 @@ def _settled(kit: AgentKit, record: Record) -> Refused:
 
 def named(by: str) -> str:
     """A person's name. Raises BadValue for none."""
-    if not by or not by.strip():
+    if not isinstance(by, str) or not by.strip():
         raise BadValue("A named person decides.", next="Pass --by NAME.")
     return by.strip()
 
 
-def answer(kit: AgentKit, name: str, out: str, by: str, note: str) -> None:
-    """Decide an approval: the first valid decision wins, inside the transaction."""
-    item = find(kit, name, "approve" if out == "approved" else "deny")
-    assert item.step is not None
-    step = item.step.number
-    draft = fact(
-        "step.answered",
-        body(by=encode(named(by)), note=encode(note) if note else b""),
-        saga=item.saga.id,
-        step=step,
-        out=out,
-        ref=item.seq,
-    )
-
-    def decide(state: State, now: Now) -> Sequence[Draft]:
-        saga = state.sagas.get(item.saga.id)
-        found = saga.steps.get(step) if saga else None
-        if found is None or found.state != WAITING:
-            raise Refused("It was decided already, or withdrawn.", next="Run `amends inbox`.", code="decided")
-        return (draft,)
-
-    try:
-        kit.log.commit(decide)
-    except Refused:
-        kit.log.refresh()
-        _refuse_if_settled(kit, item.id)
-        raise
+def answer(
+    kit: AgentKit, name: str, verdict: str, by: str, note: str, *, break_glass: bool = False, reason: str = ""
+) -> None:
+    """Decide an approval by name: the first valid decision wins, inside the transaction. Keys sign through `vote`."""
+    vote(kit, name, verdict, by=by, note=note, break_glass=break_glass, reason=reason)
 
 
 def accept(kit: AgentKit, name: str, by: str, reason: str) -> None:
-    """Account for what stands in a person's name, then go on with what waited behind it."""
+    """Account for what stands in a person's name, then go on with what waited behind it; or look at a broken glass."""
     if not reason or not reason.strip():
         raise BadValue("Accepting what stands needs a reason.", next="Pass --reason TEXT.")
     item = find(kit, name, "accept")
-    assert item.step is not None
-    step = item.step.number
-    draft = fact(
-        "step.accepted", body(by=encode(named(by)), reason=encode(reason)), saga=item.saga.id, step=step, up=True
-    )
+    if item.kind == "review":
+        return close_review(kit, item.seq, by, reason)
+    assert item.step is not None and item.saga is not None
+    owner, step = item.saga, item.step.number
+    draft = fact("step.accepted", body(by=encode(named(by)), reason=encode(reason)), saga=owner.id, step=step, up=True)
 
     def decide(state: State, now: Now) -> Sequence[Draft]:
-        saga = state.sagas.get(item.saga.id)
+        saga = state.sagas.get(owner.id)
         if saga is None or step not in saga.escalated:
             raise Refused("It was settled already.", next="Run `amends inbox`.", code="decided")
         return (draft,)
 
     kit.log.commit(decide)
-    _go_on(kit, item.saga, "accepted")
+    try:
+        _go_on(kit, owner, "accepted")
+    except Refused as frozen:  # accepted all the same; what waits behind it goes on when that is lifted
+        if frozen.code != QUARANTINED:
+            raise
+    return None
 
 
 def retry(kit: AgentKit, name: str, by: str) -> RollbackReport:
     """Take an escalated saga and try again what stopped it, in a person's name."""
     person = named(by)
     item = find(kit, name, "retry")
+    assert item.saga is not None
     report = _go_on(kit, item.saga, "retry", item.step.number if item.step else 0, person)
     if report is None:
         raise Refused("Somebody else drives it now.", next="Run `amends inbox`.", code="saga_busy")
@@ -318,7 +424,8 @@ def retry(kit: AgentKit, name: str, by: str) -> RollbackReport:
 
 
 def _go_on(kit: AgentKit, saga: Saga, why: str, step: int = 0, by: str = "") -> RollbackReport | None:
-    """Unwind on from where a person unblocked it; None if a live driver has it and will."""
+    """Go on from where a person unblocked it; None if a live driver has it and will. Raises Refused if it is
+    quarantined."""
     kit.log.refresh()
     root = kit.engine.state.root(saga)
     if root.id not in kit.engine.state.sagas or (root.driver and kit.holds(root.driver)):

@@ -135,9 +135,10 @@ class Recorded(NamedTuple):
     unreachable: str
 
 
-def read(blob: bytes | None) -> Recorded | None:
-    """The compensation in the openings of a fact; None if it is not there (redacted, or never was)."""
-    raw = raw_fields(blob).get("compensation")
+def read(blob: bytes | None, field: str = "compensation") -> Recorded | None:
+    """The compensation (or `confirmation`) in the openings of a fact; None if it is not there (redacted, or never
+    was)."""
+    raw = raw_fields(blob).get(field)
     found = msgspec.json.decode(raw) if raw else None
     if not isinstance(found, dict) or is_manifest(found):
         return None
@@ -162,7 +163,7 @@ def payload_of(recorded: Recorded) -> bytes:
     return _payload(
         recorded.handler,
         json.dumps(recorded.kwargs, separators=(",", ":"), ensure_ascii=False).encode(),
-        {"key": recorded.key, "late_key": recorded.late_key},
+        {"key": recorded.key, **({"late_key": recorded.late_key} if recorded.late_key else {})},
         recorded.description,
         recorded.host,
         recorded.unreachable,

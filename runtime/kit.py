@@ -14,16 +14,19 @@ import sys
 import threading
 import weakref
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from ..store.driver import Driver, alive, describe
 from ..store.errors import AmendsError
+from ..store.evidence import DatabaseError
 from ..store.home import Home, in_words, new_id
 from ..store.identity import open_log
 from ..store.log import Log, MemoryLog
 from .current import CURRENT
 from .drive import BLOCKING, run
 from .engine import Engine, Run
+from .gate.freeze import freeze
+from .gate.policy_file import Policy
 from .hosts import Hosts
 from .pool import SHARED
 from .reach import LiveReach
@@ -33,7 +36,10 @@ from .tools import registered
 
 if TYPE_CHECKING:
     from ..store.chain import Draft
+    from .follow import Follower
+    from .gate.rules import PreFlightGate
     from .perform import Call
+    from .saga import Saga
 
 NOT_CLAIMED = (
     "An effect that happens is happening once only if the other side honours the idempotency key.",
@@ -44,10 +50,15 @@ NOT_CLAIMED = (
 )
 
 
+NAMED = 5
+"""Sagas that one line names."""
+
+
 class AgentKit:
     """A process's hold on one device log.
 
-    home: the folder; AMENDS_HOME or the platform's by default. recover: undo what dead agents left, first.
+    home: the folder; AMENDS_HOME or the platform's by default. recover: undo what dead agents left, first. name and
+    on_behalf_of say who asks: neither may approve. gate: rules and limits in code, beside the home's policy.toml.
     """
 
     _default: AgentKit | None = None
@@ -60,13 +71,15 @@ class AgentKit:
         *,
         home: str | os.PathLike[str] | None = None,
         recover: bool = False,
+        gate: PreFlightGate | None = None,
+        on_behalf_of: str = "",
         warn: Callable[[str], None] | None = None,
     ) -> None:
-        self.name = name
+        self.name, self.on_behalf_of = name, on_behalf_of
         self.home: Home | None = Home(Home.find(home))
         log = open_log(self.home, State(), warn=warn)
         identity: Any = log.identity  # the log's port names what a log needs of it; a device has more
-        self._hold(log, identity.hide, identity.fingerprint, _configured(self.home))
+        self._hold(log, identity, self._handlers(self.home), self._rules(self.home, gate))
         self.dead = _dead_sagas(self)
         if recover and self.dead:
             from .daemon import recover_dead
@@ -80,30 +93,39 @@ class AgentKit:
                 "undone; run `amends recoverd --once`\n"
             )
 
-    def _hold(self, log: Log, hide: Callable[[str], str], fingerprint: Callable[[bytes], str], hosts: Hosts) -> None:
+    def _handlers(self, home: Home) -> Hosts:
+        return _configured(home)
+
+    def _rules(self, home: Home, gate: PreFlightGate | None) -> Policy:
+        return Policy(home.policy, gate)
+
+    def _hold(self, log: Log, names: Names, hosts: Hosts, policy: Policy) -> None:
         self.log, self.hosts = log, hosts
         self._driver: Driver | None = None
         self._memory_driver = new_id()
         self._again: dict[str, str | None] = {}
-        self.engine = Engine(log, driver=self._drives, hide=hide, fingerprint=fingerprint, known=self._known)
+        self.meter = names.meter
+        self.engine = Engine(
+            log, driver=self._drives, hide=names.hide, fingerprint=names.fingerprint, known=self._known,
+            meter=names.meter, policy=policy, agent=self.name, on_behalf_of=self.on_behalf_of,
+        )  # fmt: skip
         self.engine.after_landing = self._landed
+        self.engine.needs_people = self._needs_people
+        self._follower: Follower | None = None
         AgentKit._all.add(self)
         atexit.register(_close_quietly, weakref.ref(self))
 
     @classmethod
-    def in_memory(cls, name: str = "agent", *, clock: Any = None) -> AgentKit:
+    def in_memory(
+        cls, name: str = "agent", *, gate: PreFlightGate | None = None, on_behalf_of: str = "", clock: Any = None
+    ) -> AgentKit:
         """A kit whose log lives and dies with this process."""
         kit = cls.__new__(cls)
-        kit.name, kit.home, kit.dead = name, None, []
-        secret = os.urandom(32)
-
-        def keyed(value: bytes) -> str:
-            return base64.b32encode(hmac.digest(secret, value, "sha256")).decode().lower()[:26]
-
+        kit.name, kit.on_behalf_of, kit.home, kit.dead = name, on_behalf_of, None, []
         view = State()
         log = MemoryLog(view, clock=clock)
         view.archive = log
-        kit._hold(log, lambda text: keyed(text.encode()), keyed, Hosts())
+        kit._hold(log, _Unkept(), Hosts(), Policy(None, gate))
         return kit
 
     @classmethod
@@ -163,6 +185,17 @@ class AgentKit:
         else:
             follow_landed(self, made, call.number, untold)
 
+    def _needs_people(self) -> None:
+        """Something waits for a person, and that is durable: tell those who want to be told. Blocks nobody."""
+        if self.home is None or not self.home.config.exists():
+            return
+        with AgentKit._lock_driver:
+            if self._follower is None:
+                from .follow import Follower
+
+                self._follower = Follower(self)
+        self._follower.nudge()
+
     # -- tools and scopes ---------------------------------------------------------------------------------------------
 
     def safe_tool(
@@ -197,20 +230,22 @@ class AgentKit:
 
         return items(self)
 
-    def approve(self, item: str, *, by: str, note: str = "") -> None:
-        """Let an irreversible step happen. Raises NotFound, Refused if it was decided already."""
+    def approve(self, item: str, *, by: str, note: str = "", break_glass: bool = False, reason: str = "") -> None:
+        """Let a step happen that waits for people, by name; keys sign through `amends approve` and the page. Raises
+        NotFound, Refused: decided by another first, expired, or more than a name is asked. break_glass, with a reason,
+        sets aside how many people and which role are asked, and is looked at by somebody else afterwards."""
         from .inbox import answer
 
-        answer(self, item, "approved", by, note)
+        answer(self, item, "approve", by, note, break_glass=break_glass, reason=reason)
 
     def deny(self, item: str, *, by: str, note: str = "") -> None:
-        """Keep an irreversible step from happening."""
+        """Keep a step from happening that waits for people. A no wins until the approval is spent."""
         from .inbox import answer
 
-        answer(self, item, "denied", by, note)
+        answer(self, item, "deny", by, note)
 
     def accept(self, item: str, *, by: str, reason: str) -> None:
-        """Account for what stands, in a person's name."""
+        """Account for what stands, in a person's name; or say that a broken glass was looked at."""
         from .inbox import accept
 
         accept(self, item, by, reason)
@@ -240,22 +275,36 @@ class AgentKit:
         return "kill and power cut, as far as the disk is honest"
 
     def status(self) -> dict[str, Any]:
-        """What runs and what waits; `readable` is False when it could not be read."""
+        """What runs and what waits, and how every part of the gate stands. Where it could not be read, `readable` is
+        False and `switch` is UNKNOWN: never RUNNING."""
+        from .levers import UNKNOWN
+
         try:
             self.log.refresh()
-            roots = list(self.engine.state.roots())
-        except AmendsError as error:
-            return {"readable": False, "error": str(error)}
+            return self._status()
+        except (AmendsError, DatabaseError) as error:
+            return {"readable": False, "switch": UNKNOWN, "error": str(error)}
+
+    def _status(self) -> dict[str, Any]:
+        from .levers import standing
+
+        roots = list(self.engine.state.roots())
         return {
             "readable": True,
             "home": str(self.home.path) if self.home else None,
             "records": self.log.size,
             "open": len(roots),
-            "dead": [saga.id for saga in roots if saga.driver and not self.holds(saga.driver)],
+            "dead": _dead_sagas(self),
             "escalated": sum(1 for saga in roots if saga.escalated),
+            "frozen": [saga.id for saga in roots if self._frozen(saga)],
             "waiting": len(self.inbox()),
             "pool_saturated": SHARED.saturated,
+            **standing(self),
         }
+
+    def _frozen(self, root: Saga) -> str:
+        state = self.engine.state
+        return freeze(state, state.family(root), self.log.now())
 
     def holds(self, driver: str) -> bool:
         """Whether a driver is alive, ourselves included."""
@@ -266,13 +315,25 @@ class AgentKit:
         if self._closed:
             return
         self._closed = True
+        if self._follower is not None:
+            self._follower.close()
         try:
+            self._say_what_stands()
             self.log.close()
         finally:
             self.hosts.close()
             if self._driver is not None:
                 self._driver.release()
                 self._driver = None
+
+    def _say_what_stands(self) -> None:
+        """The last line of an agent: what it left standing, for a person to settle."""
+        state, resting = self.engine.state, list(self.engine.resting.items())
+        open_still = [(state.sagas[id], made.name) for id, made in resting if id in state.sagas]
+        left = [name for saga, name in open_still if saga is state.root(saga)]
+        if left and self.home is not None:
+            names = ", ".join(left[:NAMED]) + (f" and {len(left) - NAMED} more" if len(left) > NAMED else "")
+            sys.stderr.write(f"amends: left standing, for a person to settle: {names}; run `amends inbox`\n")
 
     def __enter__(self) -> AgentKit:
         return self
@@ -281,9 +342,39 @@ class AgentKit:
         self.close()
 
     def _forked(self) -> None:
-        self._driver = None
+        self._driver = self._follower = None
         self._memory_driver = new_id()
         self.engine.runs.clear()
+        self.engine.resting.clear()
+
+
+class Names(Protocol):
+    """How a device hides names in headers (store/keys.py)."""
+
+    def hide(self, name: str) -> str:
+        """The header id of a name the user gave, 26 characters."""
+
+    def meter(self, name: str) -> str:
+        """The header name of what a limit or a lock is keyed by, 16 hex digits."""
+
+    def fingerprint(self, value: bytes) -> str:
+        """What stands in the log for a secret."""
+
+
+class _Unkept:
+    """Names hidden under a key that lives and dies with this process."""
+
+    def __init__(self) -> None:
+        self._key = os.urandom(32)
+
+    def hide(self, name: str) -> str:
+        return self.fingerprint(name.encode())
+
+    def meter(self, name: str) -> str:
+        return hmac.digest(self._key, b"meter\0" + name.encode(), "sha256").hex()[:16]
+
+    def fingerprint(self, value: bytes) -> str:
+        return base64.b32encode(hmac.digest(self._key, value, "sha256")).decode().lower()[:26]
 
 
 def _configured(home: Home) -> Hosts:
@@ -293,7 +384,11 @@ def _configured(home: Home) -> Hosts:
 
 
 def _dead_sagas(kit: AgentKit) -> list[str]:
-    return [saga.id for saga in kit.engine.state.roots() if saga.driver and not kit.holds(saga.driver)]
+    return [
+        saga.id
+        for saga in kit.engine.state.roots()
+        if saga.driver and not kit.holds(saga.driver) and not kit._frozen(saga)
+    ]
 
 
 def _close_quietly(kit: Callable[[], AgentKit | None]) -> None:

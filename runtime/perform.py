@@ -25,7 +25,9 @@ class Call:
 
     args are encoded without secrets (all_args with what `apart` keeps in openings of its own); kwargs are the live
     objects. named: the caller chose the identity; repeated: and did before. Seconds throughout; settle is None for
-    the default.
+    the default. locks: names that its saga claims; provenance: argument -> where its value came from (notes: how).
+    reread() encodes the live arguments anew; secret: the names of those that are stored as fingerprints.
+    resource: what is tentative by it, as it stands in headers; confirm: what confirms it, confirmed: the same, written.
     """
 
     tool: str
@@ -52,6 +54,17 @@ class Call:
     store_result: bool = True
     declared: Any = None
     repeated: bool = False
+    approved: bool = False
+    reread: Callable[[], None] | None = None
+    secret: tuple[str, ...] = ()
+    tags: tuple[str, ...] = ()
+    locks: tuple[str, ...] = ()
+    lock_timeout: float | None = None
+    resource: str = ""
+    confirm: Any = None
+    confirmed: Any = None
+    provenance: Mapping[str, str] = field(default_factory=dict)
+    notes: Mapping[str, Any] = field(default_factory=dict)
     keyed: bool = field(init=False)
 
     def __post_init__(self) -> None:
@@ -75,8 +88,12 @@ class Outcome(NamedTuple):
     attempts: int = 1
 
 
-async def perform(drive: Drive, call: Call, note: Callable[[int, BaseException | None], Awaitable[None]]) -> Outcome:
-    """Run the forward, at most as often as its RetryPolicy says. `note(attempt, error)` records the next attempt."""
+Note = Callable[[int, BaseException | None], Awaitable[Exception | None]]
+
+
+async def perform(drive: Drive, call: Call, note: Note) -> Outcome:
+    """Run the forward, at most as often as its RetryPolicy says. `note(attempt, error)` records the next attempt, or
+    hands back why there may be none."""
     unsure = False
     attempt = 1
     while True:
@@ -89,12 +106,17 @@ async def perform(drive: Drive, call: Call, note: Callable[[int, BaseException |
             return Outcome("done", ran.result, attempts=attempt)
         unsure = unsure or ran.running is not None or says_nothing(error)
         # An effect that may still be going is tried again only if the other side can tell it is the same one.
-        again = call.retry.wants(error) and (ran.running is None or call.keyed)
+        # And what a person said yes to is sent twice only if the other side can tell.
+        doubtful = ran.running is not None or (call.approved and unsure)
+        again = call.retry.wants(error) and (call.keyed or not doubtful)
         if attempt > call.retry.max_retries or not again:
             break
+        await drive.sleep(call.retry.delay(attempt, random.random()))
+        refusal = await note(attempt + 1, error)
+        if refusal is not None:
+            refusal.__cause__, error = error, refusal
+            break
         attempt += 1
-        await note(attempt, error)
-        await drive.sleep(call.retry.delay(attempt - 1, random.random()))
     if call.probe is not None:
         return await _settle(drive, call, error, ran.running, attempt, unsure)
     return Outcome("lost" if unsure else "failed", None, error, ran.running, attempts=attempt)

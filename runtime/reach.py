@@ -35,7 +35,7 @@ class HostReach:
     def __init__(self, engine: Engine, hosts: Hosts) -> None:
         self._engine, self._hosts = engine, hosts
 
-    def missing(self, saga: Saga, step: Step, recorded: Recorded) -> tuple[str, str] | None:
+    def missing(self, saga: Saga, step: Step, recorded: Recorded, purpose: str) -> tuple[str, str] | None:
         if not recorded.handler:
             return "closure", recorded.unreachable or "It lived only in the process that made it."
         host, known = self._hosts.find(recorded.handler, recorded.host)
@@ -43,14 +43,17 @@ class HostReach:
             return None
         return "no_handler", "; ".join(filter(None, (known.why, recorded.unreachable)))
 
-    async def undo(self, drive: Drive, saga: Saga, step: Step, recorded: Recorded, key: str) -> Outcome:
+    async def perform(
+        self, drive: Drive, saga: Saga, step: Step, recorded: Recorded, key: str, purpose: str
+    ) -> Outcome:
         host, known = self._hosts.find(recorded.handler, recorded.host)
         if host is None:
             return Outcome("unavailable", why=known.why)
-        attempt = step.undo_attempts  # `undo.intended` has counted this one
+        # its announcement has counted this one
+        attempt = step.undo_attempts if purpose == "undo" else step.confirm_attempts
 
         def called() -> Outcome:
-            return host.call(recorded.handler, "undo", recorded.kwargs, key, saga.id, step.number, attempt, CALL_MS)
+            return host.call(recorded.handler, purpose, recorded.kwargs, key, saga.id, step.number, attempt, CALL_MS)
 
         return (await _hosted(drive, called))._replace(host=host.name)
 
@@ -100,8 +103,13 @@ class LiveReach(HostReach):
         super().__init__(engine, hosts)
         self._run = run
 
-    def _here(self, saga: Saga, step: Step, recorded: Recorded) -> tuple[Callable[..., Any], dict[str, Any]] | None:
-        made = self._run.live.get((saga.id, step.number)) if self._run else None
+    def _here(
+        self, saga: Saga, step: Step, recorded: Recorded, purpose: str
+    ) -> tuple[Callable[..., Any], dict[str, Any]] | None:
+        made = None
+        if self._run is not None:
+            live = self._run.live if purpose == "undo" else self._run.confirms
+            made = live.get((saga.id, step.number))
         if made is not None and made.fn is not None:
             return made.fn, made.kwargs
         handler = find(recorded.handler)
@@ -109,13 +117,16 @@ class LiveReach(HostReach):
             return handler.fn, made.kwargs if made is not None else arguments(recorded)
         return None
 
-    def missing(self, saga: Saga, step: Step, recorded: Recorded) -> tuple[str, str] | None:
-        return None if self._here(saga, step, recorded) else super().missing(saga, step, recorded)
+    def missing(self, saga: Saga, step: Step, recorded: Recorded, purpose: str) -> tuple[str, str] | None:
+        here = self._here(saga, step, recorded, purpose)
+        return None if here else super().missing(saga, step, recorded, purpose)
 
-    async def undo(self, drive: Drive, saga: Saga, step: Step, recorded: Recorded, key: str) -> Outcome:
-        here = self._here(saga, step, recorded)
+    async def perform(
+        self, drive: Drive, saga: Saga, step: Step, recorded: Recorded, key: str, purpose: str
+    ) -> Outcome:
+        here = self._here(saga, step, recorded, purpose)
         if here is None:
-            return await super().undo(drive, saga, step, recorded, key)
+            return await super().perform(drive, saga, step, recorded, key, purpose)
         fn, kwargs = here
         given = {**kwargs, "idempotency_key": key} if takes_key(fn) and "idempotency_key" not in kwargs else kwargs
         with outside():

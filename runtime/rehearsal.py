@@ -14,15 +14,15 @@ from ..store.chain import Decide, Draft
 from ..store.clock import Now
 from ..store.log import Overlay
 from .daemon import PERSON, check, left_alone, name_of
-from .due import Action, End, Escalate, Lost, Probe, Rest, Undo, Wait, Withdraw, due
+from .due import Action, Confirm, End, Escalate, Frozen, Lost, Probe, Resolve, Rest, Undo, Wait, Withdraw, due
 from .engine import Engine
-from .facts import fact
+from .gate.freeze import freeze
 from .inverse import read
 from .openings import blob_at
 from .report import REASONS
-from .saga import Saga
+from .saga import CONCLUDING, Saga
 from .state import State
-from .step import UNDO_LOST, may_land_for
+from .step import CONFIRM_LOST, UNDO_LOST, may_land_for
 from .unwind import FACTS, of, take
 
 if TYPE_CHECKING:
@@ -30,7 +30,8 @@ if TYPE_CHECKING:
 
 
 class Deed(NamedTuple):
-    """One thing that would be done. does: wait, probe, undo, withdraw, escalate, end or rest; step 0: the saga."""
+    """One thing that would be done. does: wait, probe, undo, confirm, withdraw, escalate, end, freeze or rest; step 0:
+    the saga."""
 
     saga: str
     step: int
@@ -82,9 +83,11 @@ _WORDS = {
     "wait": "{saga}, step {step} ({tool}): would wait {why} ms, since it may still land.",
     "probe": "{saga}, step {step} ({tool}): would ask its probe; the rest takes it to be there.",
     "undo": "{saga}, step {step} ({tool}): would run {handler}{why}.",
+    "confirm": "{saga}, step {step} ({tool}): would be confirmed by {handler}{why}.",
     "withdraw": "{saga}, step {step} ({tool}): would withdraw its question.",
     "escalate": "{saga}, step {step} ({tool}): would be put before a person ({why}).",
-    "end": "{saga}: would be compensated.",
+    "end": "{saga}: would be {why}.",
+    "freeze": "{saga}: would stay as it stands ({why}) until a person lifts that.",
     "rest": "{saga}: would rest there until a person has decided.",
 }
 
@@ -108,7 +111,11 @@ def rehearse(kit: AgentKit) -> Plan:
 
 def _story(kit: AgentKit, saga: Saga, name: str) -> list[Deed]:
     overlay = Overlay(kit.log)
-    engine = Engine(overlay, driver=lambda: "rehearsal", hide=kit.engine.hide, fingerprint=kit.engine.fingerprint)
+    real = kit.engine
+    engine = Engine(
+        overlay, driver=lambda: "rehearsal", hide=real.hide, fingerprint=real.fingerprint, meter=real.meter,
+        policy=real.policy,
+    )  # fmt: skip
     overlay.commit(take(engine, saga.id, saga.driver, "crash" if saga.driver else "released"))
     return imagine(overlay, saga.id, name)[0]
 
@@ -119,11 +126,13 @@ def imagine(overlay: Overlay, root: str, name: str) -> tuple[list[Deed], list[Sa
     deeds: list[Deed] = []
     now = overlay.now()
     deed: Deed | None
-    while not (deeds and deeds[-1].does in ("end", "rest")):
+    while not (deeds and deeds[-1].does in ("end", "freeze", "rest")):
         family = state.family(state.sagas[root])
-        action = due(family, now)
+        action = due(family, now, freeze(state, family, now))
         if isinstance(action, Wait):
             deed, now = _waited(name, family, now, action), now._replace(lived=action.until)
+        elif isinstance(action, (End, Frozen, Rest)):
+            deed = _over(name, family[0], action)
         else:
             deed, drafts = _imagined(overlay, name, action)
             overlay.commit(_exactly(drafts))
@@ -143,31 +152,42 @@ def _waited(name: str, family: Sequence[Saga], now: Now, action: Wait) -> Deed:
     return Deed(name, step.number if step else 0, step.tool if step else "", "wait", "", left)
 
 
+def _over(name: str, root: Saga, action: End | Frozen | Rest) -> Deed:
+    """Where the story comes to its end."""
+    if isinstance(action, Frozen):
+        return Deed(name, 0, "", "freeze", "", action.why)
+    ends = "committed" if root.phase == CONCLUDING else "compensated"
+    return Deed(name, 0, "", "end", "", ends) if isinstance(action, End) else Deed(name, 0, "", "rest", "", "")
+
+
 def _imagined(overlay: Overlay, name: str, action: Action) -> tuple[Deed | None, list[Draft]]:
     """An action as a deed, and the facts that it would leave."""
-    if isinstance(action, (End, Rest)):
-        return Deed(name, 0, "", "end" if isinstance(action, End) else "rest", "", ""), []
-    assert isinstance(action, (Lost, Withdraw, Probe, Undo, Escalate))
+    assert isinstance(action, (Lost, Withdraw, Probe, Undo, Confirm, Resolve, Escalate))
     saga, step = action.saga, action.step
 
     def deed(does: str, handler: str = "", why: str = "") -> Deed:
         return Deed(name, step.number, step.tool, does, handler, why)
 
-    if isinstance(action, Lost):
-        return None, [FACTS[Lost](action)]
+    if isinstance(action, (Lost, Resolve)):
+        return None, [FACTS[type(action)](action)]
     if isinstance(action, Withdraw):
         return deed("withdraw"), [FACTS[Withdraw](action)]
     if isinstance(action, Probe):
         return deed("probe"), [of(saga, "step.probed", step=step.number, out="present")]
+    verb = "confirm" if isinstance(action, Confirm) else "undo"
+    handler = step.confirmer if verb == "confirm" else step.handler
     why = action.why if isinstance(action, Escalate) else ""
-    recorded = read(blob_at(overlay, step.inverse_seq)) if isinstance(action, Undo) else None
-    if isinstance(action, Undo) and (recorded is None or not recorded.handler):
-        why = "unreadable" if recorded is None else "closure"
+    if isinstance(action, (Undo, Confirm)):
+        place, field = (step.seq, "confirmation") if verb == "confirm" else (step.inverse_seq, "compensation")
+        recorded = read(blob_at(overlay, place), field)
+        if recorded is None or not recorded.handler:
+            why = "unreadable" if recorded is None else "closure"
     if why:
         assert why in REASONS
-        return deed("escalate", step.handler, why), [of(saga, "saga.escalated", step=step.number, why=why, up=True)]
-    again = " once more, under the same key: its answer was lost" if step.state == UNDO_LOST else ""
-    return deed("undo", step.handler, again), [
-        fact("undo.intended", saga=saga.id, fence=saga.fence, step=step.number, handler=step.handler, key="rehearsal"),
-        fact("undo.done", saga=saga.id, fence=saga.fence, step=step.number, out="done"),
+        return deed("escalate", handler, why), [of(saga, "saga.escalated", step=step.number, why=why, up=True)]
+    lost = step.state in (UNDO_LOST, CONFIRM_LOST)
+    again = " once more, under the same key: its answer was lost" if lost else ""
+    return deed(verb, handler, again), [
+        of(saga, f"{verb}.intended", step=step.number, handler=handler, key="rehearsal"),
+        of(saga, f"{verb}.done", step=step.number, out="done"),
     ]

@@ -9,17 +9,20 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 from ..store.errors import AmendsError, Refused, YouErred
-from .saga import ENDED, JOINED, RUNNING, SUSPENDED, UNWINDING, Saga, orphaned
+from .saga import CONCLUDING, ENDED, JOINED, RUNNING, SUSPENDED, UNWINDING, Saga, orphaned, pending
 from .step import (
     ACCEPTED,
-    APPROVED,
     COMPENSATED,
+    CONFIRM_LOST,
+    CONFIRMED,
+    CONFIRMING,
     DONE,
     FAILED,
     INTENDED,
     MAY_STAND,
     REFUSED,
     STUCK,
+    UNCONFIRMED,
     UNDO_LOST,
     UNDOING,
     UNKNOWN,
@@ -35,11 +38,16 @@ REASONS = {
     "cannot_tell": ("Its probe cannot tell whether it happened.", ("retry", "accept")),
     "compensation_failed": ("Its compensation failed.", ("retry", "accept")),
     "undo_answer_lost": ("The answer of its compensation was lost, and it may not be run twice.", ("accept", "retry")),
-    "no_handler": ("No host on this device can run its compensation.", ("retry", "accept")),
-    "closure": ("Its compensation lived only in the process that died.", ("accept",)),
+    "no_handler": ("No host on this device can run what undoes or confirms it.", ("retry", "accept")),
+    "closure": ("What undoes or confirms it lived only in the process that died.", ("accept",)),
     "adopted": ("Its log was set back; nobody knows what happened to it since.", ("retry", "accept")),
-    "unreadable": ("Its compensation cannot be read from the log.", ("accept",)),
-}
+    "unreadable": ("What undoes or confirms it cannot be read from the log.", ("accept",)),
+    "confirm_failed": ("Its saga stands, but what is tentative could not be confirmed.", ("retry", "accept")),
+    "confirm_answer_lost": (
+        "The answer of its confirmation was lost, and it may not be run twice.", ("accept", "retry"),
+    ),
+    "confirm_by_hand": ("Its saga stands, and a person has to confirm it.", ("accept",)),
+}  # fmt: skip
 """Why a step needs a person, and the verbs that settle it."""
 
 
@@ -58,9 +66,10 @@ class StepView(NamedTuple):
 
 
 _SHOWN = {
-    WAITING: "waiting", APPROVED: "waiting", INTENDED: "intended", DONE: "done", FAILED: "failed",
-    UNKNOWN: "unknown", REFUSED: "refused", UNDOING: "done", UNDO_LOST: "done", COMPENSATED: "compensated",
-    STUCK: "compensation_failed", ACCEPTED: "accepted",
+    WAITING: "waiting", INTENDED: "intended", DONE: "done", FAILED: "failed", UNKNOWN: "unknown",
+    REFUSED: "refused", UNDOING: "done", UNDO_LOST: "done", COMPENSATED: "compensated",
+    STUCK: "compensation_failed", ACCEPTED: "accepted", CONFIRMING: "done", CONFIRM_LOST: "done",
+    UNCONFIRMED: "done", CONFIRMED: "done",
 }  # fmt: skip
 
 
@@ -82,16 +91,19 @@ def stands(saga: Saga, step: Step, *, lives: bool) -> bool:
         return step.state == UNKNOWN
     if saga.phase in (RUNNING, JOINED) and lives:
         return False
+    if saga.phase == CONCLUDING:  # the rest of it is to stand
+        return pending(step) and (not lives or step.number in saga.escalated)
     return step.state in MAY_STAND or step.late
 
 
 class RollbackReport:
-    """What a rollback did. Buckets are lists of StepView; `clean` is true only if nothing stands."""
+    """What a rollback did, or a confirmation. Buckets are lists of StepView; `clean` is true only if nothing stands
+    unaccounted for. frozen: why it was left as it stands, `quarantined` or `halted`; empty if it was not."""
 
-    def __init__(self, family: Iterable[Saga], cause: str = "") -> None:
+    def __init__(self, family: Iterable[Saga], cause: str = "", frozen: str = "") -> None:
         self.sagas = list(family)
         self.saga = self.sagas[0].id if self.sagas else ""
-        self.cause = cause
+        self.cause, self.frozen = cause, frozen
         pairs = [(saga, step) for saga in self.sagas for step in saga.steps.values()]
         self.steps = [step_view(saga, step) for saga, step in sorted(pairs, key=lambda pair: pair[1].seq)]
         self._standing = [step for saga, step in pairs if stands(saga, step, lives=True)]
@@ -141,11 +153,13 @@ class RollbackReport:
 
     @property
     def clean(self) -> bool:
-        return not self._standing and not self.accepted
+        return not self._standing and not self.accepted and not self.frozen
 
     @property
     def outcome(self) -> str:
-        return self.sagas[0].out or outcome(self.sagas[0], lives=True) if self.sagas else "compensated"
+        if not self.sagas:
+            return "compensated"
+        return self.sagas[0].out or outcome(self.sagas[0], lives=True, frozen=self.frozen)
 
     def summary(self) -> str:
         """One line for people."""
@@ -159,7 +173,8 @@ class RollbackReport:
             (len(self.done), "left standing"),
         ]
         told = ", ".join(f"{count} {what}" for count, what in counts if count)
-        return f"{'Clean' if self.clean else 'Not clean'}: {told or 'nothing had happened'}."
+        frozen = f" It is frozen ({self.frozen}) and goes on when that is lifted." if self.frozen else ""
+        return f"{'Clean' if self.clean else 'Not clean'}: {told or 'nothing had happened'}.{frozen}"
 
     def __repr__(self) -> str:
         return f"<RollbackReport {self.summary()}>"
@@ -201,10 +216,12 @@ def model_outcome(error: BaseException | None = None) -> ModelOutcome:
     raise error
 
 
-def outcome(saga: Saga, *, lives: bool) -> str:
-    """The word of PROMISES 12.1 for a saga. lives: whether the lock of its driver is held."""
+def outcome(saga: Saga, *, lives: bool, frozen: str = "") -> str:
+    """The word of PROMISES 12.1 for a saga. lives: whether the lock of its driver is held. frozen: as `freeze` says."""
     if saga.phase == ENDED:
         return "committed" if saga.out == "continued" else saga.out
+    if frozen == "quarantined":
+        return frozen
     if saga.phase == SUSPENDED:
         return "suspended"
     if saga.escalated and not (lives and saga.driver):
@@ -215,4 +232,4 @@ def outcome(saga: Saga, *, lives: bool) -> str:
         return "unwinding" if saga.driver else "interrupted"
     if not saga.driver:
         return "interrupted"
-    return "waiting" if any(step.state in (WAITING, APPROVED) for step in saga.steps.values()) else "running"
+    return "waiting" if any(step.state == WAITING for step in saga.steps.values()) else "running"

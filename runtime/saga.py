@@ -12,9 +12,23 @@ import msgspec
 
 from ..store.entry import Entry, unfinished
 from ..store.errors import Illegal
-from .step import COMPENSATED, DONE, FAILED, REFUSED, UNKNOWN, Step, advance, again
+from .step import (
+    COMPENSATED,
+    CONFIRM_LOST,
+    CONFIRMED,
+    CONFIRMING,
+    DONE,
+    FAILED,
+    REFUSED,
+    UNCONFIRMED,
+    UNKNOWN,
+    Step,
+    advance,
+    again,
+)
 
 RUNNING, SUSPENDED, UNWINDING, JOINED, ENDED = "running", "suspended", "unwinding", "joined", "ended"
+CONCLUDING = "concluding"  # it is to stand: what is tentative in it is being confirmed
 
 
 class Saga(msgspec.Struct, array_like=True):
@@ -79,6 +93,11 @@ def _unwinding(saga: Saga, entry: Entry, lived: int) -> None:
     saga.phase = UNWINDING
 
 
+def _concluding(saga: Saga, entry: Entry, lived: int) -> None:
+    _from(saga, entry, RUNNING, JOINED)
+    saga.phase = CONCLUDING
+
+
 def _joined(saga: Saga, entry: Entry, lived: int) -> None:
     _from(saga, entry, RUNNING)
     if not saga.parent:
@@ -106,6 +125,7 @@ HANDS: dict[str, Callable[[Saga, Entry, int], None]] = {
     "saga.released": _released,
     "saga.suspended": _suspended,
     "saga.unwinding": _unwinding,
+    "saga.concluding": _concluding,
     "saga.joined": _joined,
     "saga.escalated": _escalated,
     "saga.ended": _ended,
@@ -114,7 +134,10 @@ HANDS: dict[str, Callable[[Saga, Entry, int], None]] = {
 _EFFECTS = frozenset({"step.asked", "step.intended", "step.attempted", "saga.joined"})
 """What only a running saga may do."""
 
-_SETTLES = frozenset({"step.accepted", "step.answered", "step.probed", "step.landed", "undo.done"})
+_DECIDED = ("undo.", "confirm.")
+"""What follows from the fate of a saga: one that is to stand is confirmed and never undone, any other the reverse."""
+
+_SETTLES = frozenset({"step.accepted", "step.probed", "step.landed", "undo.done"})
 """What takes a step off the list of those that need a person."""
 
 
@@ -132,6 +155,8 @@ def apply(saga: Saga, entry: Entry, lived: int) -> None:
     elif entry.step:
         if entry.kind in _EFFECTS and saga.phase != RUNNING:
             raise Illegal(f"No new effect in a saga that is {saga.phase}.")
+        if entry.kind.startswith(_DECIDED) and (saga.phase == CONCLUDING) != entry.kind.startswith("confirm."):
+            raise Illegal(f"{entry.kind} cannot follow in a saga that is {saga.phase}: its fate is another.")
         saga.steps[entry.step] = advance(saga.steps.get(entry.step), entry, lived)
         if entry.kind in _SETTLES:
             saga.escalated.pop(entry.step, None)
@@ -149,14 +174,19 @@ def replay(entries: Iterable[Entry]) -> Saga | None:
 
 
 def orphaned(step: Step) -> bool:
-    """It happened (or may have), and nothing that is declared can undo it."""
-    return step.state in (DONE, UNKNOWN) and step.inv in ("", "none")
+    """It happened (or may have), and nothing that is declared can undo it. A tentative one has no effect by itself."""
+    return step.state in (DONE, UNKNOWN) and step.inv in ("", "none") and not step.resource
 
 
-OVER = frozenset({COMPENSATED, FAILED, REFUSED})
-"""States in which nothing of a step stands, unless it landed late."""
+def pending(step: Step) -> bool:
+    """Whether it is tentative and not yet resolved."""
+    return bool(step.resource) and step.state in (DONE, CONFIRMING, CONFIRM_LOST, UNCONFIRMED)
+
+
+OVER = frozenset({COMPENSATED, FAILED, REFUSED, CONFIRMED})
+"""States in which a step leaves nothing to settle, unless it landed late."""
 
 
 def settled(step: Step) -> bool:
-    """Nothing of it stands, for all we know and can know."""
+    """Nothing of it is left to undo or to confirm, for all we know and can know."""
     return step.state in OVER and not step.late

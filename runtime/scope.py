@@ -29,14 +29,19 @@ from .current import CURRENT, current_saga
 from .drive import BLOCKING, LOOPING, Drive, current_task, run
 from .engine import Engine, ResumeConflict, Run, execute, suspend, unserved
 from .facts import body, fact
+from .gate.freeze import refuse_quarantined
+from .gate.locks import lock_id, names_of
+from .gate.provenance import untag
+from .gate.switch import tags_of
 from .kit import AgentKit
 from .openings import raw_fields, served_steps, whole
 from .perform import Call, ask
 from .report import RollbackReport, outcome
-from .saga import ENDED, JOINED, RUNNING, SUSPENDED, Saga
+from .saga import CONCLUDING, ENDED, JOINED, RUNNING, SUSPENDED, UNWINDING, Saga, pending
 from .semantics import SEMANTICS, ActionSemantics, semantics_of
 from .state import State
-from .step import APPROVED, INTENDED, UNKNOWN, WAITING, may_land_for
+from .step import INTENDED, UNKNOWN, WAITING, may_land_for
+from .tentative import TentativeResource, call_of
 from .tools import ONCE, Compensation, Fallback, RetryPolicy, check_name, declared_options, misfit
 from .unwind import take, unwind
 from .values import Secret, decode, encode, fitting, secret_names
@@ -63,6 +68,22 @@ class SagaAborted(AmendsError):
 def in_words(error: BaseException) -> str:
     """Why a scope was left: what amends itself says is a sentence, anybody else's error has the name of its class."""
     return error.message if isinstance(error, AmendsError) else f"{type(error).__name__}: {error}"
+
+
+class Unconfirmed(AmendsError):
+    """The scope was left well and stands, but something tentative in it could not be confirmed, or not yet. `report`
+    says what; it waits for a person, or for a lever to be lifted."""
+
+    code = "unconfirmed"
+    exit = 1
+
+    def __init__(self, name: str, report: RollbackReport) -> None:
+        why = "it is frozen" if report.frozen else "it needs a person"
+        super().__init__(
+            f"Saga {name} stands, but not all that is tentative in it is confirmed: {why}.",
+            next="Run `amends status`." if report.frozen else "Run `amends inbox`.",
+        )
+        self.report = report
 
 
 class Unsettled(AmendsError):
@@ -326,6 +347,12 @@ async def _again(drive: Drive, plan: Plan, kit: AgentKit, engine: Engine, past: 
         return _served(plan, engine, past, parent, finished=True)
     if past.id in engine.runs or kit.lives(past.driver) or (parent is None and inside in engine.runs):
         raise _busy(kit, name, past.driver, f" since record {past.opened_seq}")
+    if past.phase == CONCLUDING:
+        raise Refused(
+            f"Saga {name} stands, and what is tentative in it is being confirmed.",
+            next=f"Run `amends recoverd --once`, then `amends show {name}`.",
+            code="saga_concluding",
+        )
     if past.phase not in (RUNNING, SUSPENDED, JOINED) or past.escalated:
         raise Refused(
             f"Saga {name} is {outcome(past, lives=False)}: what it did is being undone.",
@@ -457,15 +484,39 @@ async def _finish(drive: Drive, opened: Opened) -> BaseException | None:
     if left:
         told = f"Saga {made.name}: its log has the step {left[0][0]} {left[0][2]}, which this run never called."
         await suspend(drive, made, ResumeConflict(told, next="Run it with the code it began with."))
+    for resource in opened.handle._promised:
+        if not resource.marked:
+            told = f"saga.tentative({resource.resource_id!r}) was not awaited."
+            return BadValue(told, next="Write `await` before it.")
     await _wait_flying(drive, made)
     await _probe_unknown(drive, made)
+    await _undo_thawed(drive, opened.kit, made)
     try:
         await drive.commit(made.engine.log, _conclusion(made, opened.handle._result))
     except (Unsettled, Refused) as refusal:
         if isinstance(refusal, Fenced):
             raise
         return refusal
+    saga = made.saga(made.engine.state)
+    if saga is not None and saga.phase == CONCLUDING:
+        await _confirm(drive, opened.kit, made)
     return None
+
+
+async def _undo_thawed(drive: Drive, kit: AgentKit, made: Run) -> None:
+    """A saga inside this one that was given up while it was frozen is undone now, if it is not frozen any more."""
+    saga = made.saga(made.engine.state)
+    for member in made.engine.state.family(saga)[1:] if saga else []:
+        if member.phase == UNWINDING:
+            await unwind(drive, made.engine, member.id, kit.reach(made))
+
+
+async def _confirm(drive: Drive, kit: AgentKit, made: Run) -> None:
+    """What is tentative becomes final. Nothing of it can be undone any more. Raises Unconfirmed."""
+    report = await unwind(drive, made.engine, made.id, kit.reach(made))
+    if made.id in made.engine.state.sagas:
+        made.engine.resting[made.id] = made
+        raise Unconfirmed(made.name, report)
 
 
 async def _wait_flying(drive: Drive, made: Run) -> None:
@@ -500,10 +551,12 @@ async def _probe_unknown(drive: Drive, made: Run) -> None:
 
 
 def _conclusion(made: Run, result: bytes) -> Decide:
-    """The last fact of a saga: joined to the outer one, or the end of the whole family in one commit."""
+    """The last fact of a saga: joined to the outer one, or the end of the whole family in one commit; where something
+    in it is tentative, the decision that it stands."""
     opening = body(result=result) if result else b""
     joined = made.facts(fact("saga.joined", opening))
     ended = made.facts(fact("saga.ended", opening, out="committed"))
+    concluding = made.facts(fact("saga.concluding", opening, up=True))
 
     def decide(state: State, now: Now) -> Sequence[Draft]:
         saga = state.sagas.get(made.id)
@@ -515,8 +568,15 @@ def _conclusion(made: Run, result: bytes) -> Decide:
             if member.phase != JOINED:
                 raise Refused(f"A saga inside {made.name} is still {member.phase}.", code="inner_saga_open")
         _refuse_unsettled([saga, *inner] if saga else [])
+        if saga is not None:
+            refuse_quarantined(state, saga, now)
         if made.parent is not None:
             return joined(state, now)
+        if saga is not None and any(pending(step) for member in [saga, *inner] for step in member.steps.values()):
+            return [
+                *concluding(state, now),
+                *(fact("saga.concluding", saga=m.id, fence=m.fence, up=True) for m in inner),
+            ]
         ends = [fact("saga.ended", saga=m.id, fence=m.fence, out="committed") for m in reversed(inner)]
         drafts = ended(state, now)
         return [*drafts[:-1], *ends, drafts[-1]]
@@ -529,7 +589,7 @@ def _refuse_unsettled(family: Sequence[Saga]) -> None:
         for step in saga.steps.values():
             if step.state == UNKNOWN:
                 raise Unsettled(f"Nobody knows whether {step.tool} happened.", next="Declare probe= for it.")
-            if step.state in (INTENDED, WAITING, APPROVED):
+            if step.state in (INTENDED, WAITING):
                 raise Unsettled(
                     f"{step.tool} was not finished when its scope was left.", next="Await every step inside the scope."
                 )
@@ -592,6 +652,7 @@ class Handle:
     def __init__(self, kit: AgentKit, made: Run, plan: Plan) -> None:
         self.kit, self._run, self._plan = kit, made, plan
         self._result = b""
+        self._promised: list[TentativeResource] = []  # that an async body has still to await
 
     @property
     def id(self) -> str:
@@ -621,6 +682,13 @@ class Handle:
             raise _other_order(tool)
         return prepare(self._run, tool, forward, forward_kwargs, options)
 
+    def _hold(self, resource: str, metadata: dict[str, Any], **options: Any) -> TentativeResource:
+        options["lock_timeout"] = _patience(options["lock_timeout"])
+        call = call_of(self._run.engine, resource, metadata=metadata, **options)
+        _encode_args(self._run, call, (), ())
+        self._run.identify(call, call.resource)
+        return TentativeResource(self._run, call)
+
 
 def _other_order(tool: str) -> BadValue:
     return BadValue(
@@ -633,7 +701,7 @@ def _other_order(tool: str) -> BadValue:
 _OPTIONS = {
     "semantics": None, "compensate": None, "undo": None, "verify": None, "probe": None, "settle": None,
     "timeout": None, "retry": None, "fallback": None, "key": None, "returns": None, "store_result": True,
-    "secret": (), "apart": (),
+    "secret": (), "apart": (), "tags": (), "locks": (), "lock_timeout": None, "provenance": None,
 }  # fmt: skip
 
 
@@ -656,7 +724,8 @@ def prepare(made: Run, tool: str, forward: Any, forward_kwargs: dict[str, Any] |
             f"execute({tool!r}): semantics is missing.", next="State REVERSIBLE, COMPENSABLE or IRREVERSIBLE.",
             code="semantics_missing",
         )  # fmt: skip
-    kwargs = dict(forward_kwargs or {})
+    told = untag(dict(forward_kwargs or {}), settings["provenance"])
+    kwargs = told.kwargs
     if not all(isinstance(name, str) for name in kwargs):
         raise BadValue(f"execute({tool!r}): the names in forward_kwargs are text.")
     call = Call(
@@ -665,11 +734,18 @@ def prepare(made: Run, tool: str, forward: Any, forward_kwargs: dict[str, Any] |
         retry=settings["retry"] or ONCE, verify=settings["verify"], probe=settings["probe"],
         compensate=settings["compensate"], undo=settings["undo"], fallback=settings["fallback"],
         returns=settings["returns"], store_result=bool(settings["store_result"]),
+        tags=tags_of(settings["tags"]), locks=names_of(settings["locks"], kwargs),
+        lock_timeout=_patience(settings["lock_timeout"]), provenance=told.tags, notes=told.notes,
     )  # fmt: skip
     wrong = misfit(fn, call.offered())
     if wrong:
         raise BadValue(f"execute({tool!r}): its forward cannot be called so: {wrong}.")
-    _encode_args(made, call, tuple(settings["secret"]), tuple(settings["apart"]))
+    secret, apart = (*settings["secret"], *secret_names(call.fn)), tuple(settings["apart"])
+    call.secret = secret
+    call.reread = lambda: _encode_args(made, call, secret, apart)
+    call.reread()
+    if b'"$":"secret"' in call.all_args:
+        made.hidden.append((call.kwargs, secret))
     _check_options(call)
     key = settings["key"]
     call.named = key is not None
@@ -679,10 +755,7 @@ def prepare(made: Run, tool: str, forward: Any, forward_kwargs: dict[str, Any] |
 
 def _encode_args(made: Run, call: Call, secret: tuple[str, ...], apart: tuple[str, ...]) -> None:
     """Arguments as they are stored: secrets as fingerprints, those with a fate of their own in separate openings."""
-    secret = (*secret, *secret_names(call.fn))
     call.all_args = encode(call.kwargs, path="args", secret=secret, fingerprint=made.engine.fingerprint)
-    if b'"$":"secret"' in call.all_args:
-        made.hidden.append((call.kwargs, secret))
     lone = [name for name in apart if name in call.kwargs]
     if not lone:
         call.args = call.all_args
@@ -698,6 +771,10 @@ def _seconds(name: str, value: Any) -> float | None:
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < 1e8:
         raise BadValue(f"{name}={value!r}: seconds above 0 are asked.")
     return float(value)
+
+
+def _patience(value: Any) -> float | None:
+    return 0.0 if type(value) in (int, float) and value == 0 else _seconds("lock_timeout", value)
 
 
 def _check_options(call: Call) -> None:
@@ -730,6 +807,28 @@ class AsyncSaga(Handle):
         call = self._prepare(tool, forward, forward_kwargs, options, more)
         return execute(LOOPING, self._run, call)
 
+    def tentative(
+        self, resource: str, *, confirm: Compensation | Callable[..., Any] | None = None,
+        cancel: Compensation | Callable[..., Any] | None = None, lock: bool = False,
+        lock_timeout: float | None = None, **metadata: Any,
+    ) -> TentativeResource:  # fmt: skip
+        """Hold something provisionally, to be confirmed with this saga or cancelled with it; to be awaited.
+
+        Raises BadValue here, and Refused (`lock_timeout` among them) where it is awaited.
+        """
+        made = self._hold(
+            resource, metadata, confirm=confirm, cancel=cancel, lock=lock, lock_timeout=lock_timeout
+        )  # fmt: skip
+        self._promised.append(made)
+        return made
+
+    async def unlock(self, *names: str) -> None:
+        """Let go of names before the saga is over: what it still has to undo under them is unprotected from then on.
+
+        Raises Refused (`not_held`) for one that it does not hold.
+        """
+        await LOOPING.commit(self._run.engine.log, _freed(self._run, names))
+
     async def rollback(self) -> None:
         """Leave the scope badly."""
         raise RolledBack("The saga was rolled back on request.")
@@ -749,6 +848,27 @@ class SyncSaga(Handle):
         call = self._prepare(tool, forward, forward_kwargs, options, more)
         return run(execute(BLOCKING, self._run, call))
 
+    def tentative(
+        self, resource: str, *, confirm: Compensation | Callable[..., Any] | None = None,
+        cancel: Compensation | Callable[..., Any] | None = None, lock: bool = False,
+        lock_timeout: float | None = None, **metadata: Any,
+    ) -> TentativeResource:  # fmt: skip
+        """Hold something provisionally, to be confirmed with this saga or cancelled with it: PENDING when this returns.
+
+        Raises BadValue, Refused (`lock_timeout` among them).
+        """
+        made = self._hold(
+            resource, metadata, confirm=confirm, cancel=cancel, lock=lock, lock_timeout=lock_timeout
+        )  # fmt: skip
+        return run(made.mark(BLOCKING))
+
+    def unlock(self, *names: str) -> None:
+        """Let go of names before the saga is over: what it still has to undo under them is unprotected from then on.
+
+        Raises Refused (`not_held`) for one that it does not hold.
+        """
+        run(BLOCKING.commit(self._run.engine.log, _freed(self._run, names)))
+
     def rollback(self) -> None:
         """Leave the scope badly."""
         raise RolledBack("The saga was rolled back on request.")
@@ -756,6 +876,22 @@ class SyncSaga(Handle):
     def continue_as_new(self, new_id: str | None = None) -> None:
         """End this saga and go on in a new one that keeps what must still be undone."""
         run(_continue(BLOCKING, self, new_id))
+
+
+def _freed(made: Run, names: Sequence[str]) -> Decide:
+    """Names that the outermost saga lets go of."""
+    owner = made.outermost
+    hidden = {name: lock_id(name, made.engine.meter) for name in names}
+    drafts = [owner.facts(fact("lock.freed", lock=lock)) for lock in hidden.values()]
+
+    def decide(state: State, now: Now) -> Sequence[Draft]:
+        for name, lock in hidden.items():
+            held = state.locks.held.get(lock)
+            if held is None or held.saga != owner.id:
+                raise Refused(f"This saga does not hold {name!r}.", next="Name what it has claimed.", code="not_held")
+        return [freed for draft in drafts for freed in draft(state, now)]
+
+    return decide
 
 
 class RolledBack(AmendsError):
@@ -786,10 +922,13 @@ async def _continue(drive: Drive, handle: Handle, new_id: str | None) -> None:
     ends = [old.facts(fact("saga.ended", out="continued"))]
 
     def decide(state: State, now: Now) -> Sequence[Draft]:
+        if saga is not None:
+            refuse_quarantined(state, saga, now)
         inner = [fact("saga.ended", saga=m.id, fence=m.fence, out="continued") for m in reversed(family[1:])]
         last = ends[0](state, now)
         old.over = True
-        return [*last[:-1], *inner, last[-1], *drafts]
+        names = [fact("lock.taken", saga=new.id, fence=1, lock=held.lock, up=True) for held in state.locks.of(old.id)]
+        return [*last[:-1], *inner, last[-1], *drafts, *names]
 
     await drive.commit(engine.log, decide)
     new.opening = None
@@ -812,6 +951,8 @@ def _hand_down(old: Run, new: Run, draft: Draft, family: Sequence[Saga]) -> None
         new.probes[after] = old.probes[before]
     if before in old.refine:
         new.refine[after] = old.refine[before]
+    if before in old.confirms:
+        new.confirms[after] = old.confirms[before]
 
 
 def _refuse_unfinished(family: Sequence[Saga]) -> None:
@@ -819,7 +960,7 @@ def _refuse_unfinished(family: Sequence[Saga]) -> None:
         if saga is not family[0] and saga.phase != JOINED:
             raise Refused("A saga inside it is still open.", next="Leave it first.", code="inner_saga_open")
         for step in saga.steps.values():
-            if step.state in (INTENDED, WAITING, APPROVED):
+            if step.state in (INTENDED, WAITING):
                 raise Refused(f"{step.tool} is not finished.", next="Await it first.", code="unsettled_step")
 
 
@@ -867,9 +1008,10 @@ def _recorded(handle: Handle) -> Any:
     """What a finished saga returned."""
     handle._run.served.clear()
     for record in reversed(list(whole(handle._run.engine.log.thread(handle.header_id)))):
-        if record.entry.kind in ("saga.ended", "saga.joined"):
+        if record.entry.kind in ("saga.ended", "saga.concluding", "saga.joined"):
             raw = raw_fields(record.blob).get("result")
-            return decode(msgspec.json.decode(raw)) if raw else None
+            if raw or record.entry.kind != "saga.ended":  # one that was confirmed first said it then
+                return decode(msgspec.json.decode(raw)) if raw else None
     return None
 
 

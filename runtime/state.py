@@ -6,28 +6,67 @@ fold of open things cannot answer: what an ended saga was.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import msgspec
 
 from ..store.entry import Entry
+from .gate.approvals import Approvals
+from .gate.breaker import Breakers
+from .gate.clock import Accepted
+from .gate.keyring import Keys
+from .gate.limits import Meters
+from .gate.locks import Locks
+from .gate.switch import Switches
+from .notices import Notices
 from .saga import ENDED, Saga, apply, opened, replay
+
+VIEWS = {
+    "switches": Switches,
+    "breakers": Breakers,
+    "meters": Meters,
+    "locks": Locks,
+    "approvals": Approvals,
+    "clock": Accepted,
+    "keys": Keys,
+    "notices": Notices,
+}
+"""Every view beside that of sagas. It checks (`check`) before any of them changes (`fold`)."""
 
 
 class Kept(msgspec.Struct):
     sagas: dict[str, Saga]
+    views: dict[str, Any]
 
 
 class State:
-    """The open sagas of one device, and the way to the ended ones."""
+    """The open sagas of one device and the way to the ended ones; what the gate and the human queue ask beside them."""
 
-    version = 1
+    version = 2
+
+    switches: Switches
+    breakers: Breakers
+    meters: Meters
+    locks: Locks
+    approvals: Approvals
+    clock: Accepted
+    keys: Keys
+    notices: Notices
 
     def __init__(self) -> None:
         self.sagas: dict[str, Saga] = {}
         self.inside: dict[str, list[str]] = {}  # parent -> the open sagas inside it, oldest first
         self.archive: Any = None
+        self._checks: dict[str, list[Callable[..., None]]] = {}
+        self._folds: dict[str, list[Callable[..., None]]] = {}
+        for name, make in VIEWS.items():
+            view: Any = make()
+            setattr(self, name, view)
+            for kind in view.KINDS:
+                self._folds.setdefault(kind, []).append(view.fold)
+                if hasattr(view, "check"):
+                    self._checks.setdefault(kind, []).append(view.check)
 
     def fresh(self) -> State:
         state = State()
@@ -35,8 +74,16 @@ class State:
         return state
 
     def fold(self, entry: Entry, lived: int) -> None:
-        if not entry.saga:
-            return
+        if entry.kind in self._checks:
+            for check in self._checks[entry.kind]:
+                check(entry, self)
+        if entry.saga:
+            self._fold_saga(entry, lived)
+        if entry.kind in self._folds:
+            for fold in self._folds[entry.kind]:
+                fold(entry, lived, self)
+
+    def _fold_saga(self, entry: Entry, lived: int) -> None:
         saga = self.sagas.get(entry.saga)
         if saga is None:
             self.sagas[entry.saga] = opened(entry, lived)
@@ -77,10 +124,13 @@ class State:
         return found
 
     def dump(self) -> bytes:
-        return msgspec.msgpack.encode(Kept(self.sagas))
+        return msgspec.msgpack.encode(Kept(self.sagas, {name: getattr(self, name).dump() for name in VIEWS}))
 
     def load(self, blob: bytes) -> None:
-        self.sagas = msgspec.msgpack.decode(blob, type=Kept).sagas
+        kept = msgspec.msgpack.decode(blob, type=Kept)
+        self.sagas = kept.sagas
+        for name, raw in kept.views.items():
+            getattr(self, name).load(raw)
         self.inside = {}
         for saga in self.sagas.values():
             if saga.parent:

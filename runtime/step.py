@@ -13,12 +13,13 @@ import msgspec
 from ..store.entry import Entry
 from ..store.errors import Illegal
 
-WAITING, APPROVED, INTENDED, DONE, FAILED, UNKNOWN, REFUSED = (
-    "waiting", "approved", "intended", "done", "failed", "unknown", "refused",
+WAITING, INTENDED, DONE, FAILED, UNKNOWN, REFUSED = (
+    "waiting", "intended", "done", "failed", "unknown", "refused",
 )  # fmt: skip
 UNDOING, UNDO_LOST, COMPENSATED, STUCK, ACCEPTED = (
     "undoing", "undo_lost", "compensated", "compensation_failed", "accepted",
 )  # fmt: skip
+CONFIRMING, CONFIRM_LOST, UNCONFIRMED, CONFIRMED = "confirming", "confirm_lost", "unconfirmed", "confirmed"
 
 BY_OUT = "?"  # the next state depends on `out`
 
@@ -27,16 +28,21 @@ TABLE: dict[str, dict[str, str]] = {
         "step.refused": REFUSED, "step.asked": WAITING, "step.intended": INTENDED, "step.carried": BY_OUT,
         "step.done": DONE,  # a reversible step whose outcome came before its intent was written
     },
-    WAITING: {"step.answered": BY_OUT, "step.refused": REFUSED},
-    APPROVED: {"step.intended": INTENDED, "step.refused": REFUSED},
+    # What people have answered is not in the step: `gate/approvals.py` works it out, and lets the intent stand or not.
+    WAITING: {"step.intended": INTENDED, "step.refused": REFUSED, "step.asked": WAITING},
     INTENDED: {
         "step.attempted": INTENDED, "step.done": DONE, "step.failed": FAILED, "step.lost": UNKNOWN,
     },
     UNKNOWN: {
         "step.probed": BY_OUT, "step.landed": BY_OUT, "undo.intended": UNDOING, "step.accepted": ACCEPTED,
         "step.intended": INTENDED,  # again after a resume, under the same key
+        "step.refused": UNKNOWN,  # the gate did not let it be tried again
     },
-    DONE: {"undo.intended": UNDOING, "step.accepted": ACCEPTED, "step.landed": DONE},
+    DONE: {
+        "undo.intended": UNDOING, "step.accepted": ACCEPTED, "step.landed": DONE,
+        "confirm.intended": CONFIRMING,
+        "undo.done": BY_OUT, "confirm.done": BY_OUT,  # of what is tentative, where nothing has to run for it
+    },
     UNDOING: {
         "undo.done": COMPENSATED, "undo.failed": STUCK, "undo.lost": UNDO_LOST, "step.landed": UNDOING,
     },
@@ -49,14 +55,17 @@ TABLE: dict[str, dict[str, str]] = {
         "step.landed": STUCK,
     },
     COMPENSATED: {"step.landed": BY_OUT},
-    FAILED: {"step.landed": BY_OUT, "step.intended": INTENDED},
+    FAILED: {"step.landed": BY_OUT, "step.intended": INTENDED, "step.refused": FAILED, "step.asked": WAITING},
     ACCEPTED: {"step.landed": ACCEPTED},
     REFUSED: {},
+    CONFIRMING: {"confirm.done": CONFIRMED, "confirm.failed": UNCONFIRMED, "confirm.lost": CONFIRM_LOST},
+    CONFIRM_LOST: {"confirm.intended": CONFIRMING, "step.accepted": ACCEPTED},
+    UNCONFIRMED: {"confirm.intended": CONFIRMING, "step.accepted": ACCEPTED},
+    CONFIRMED: {},
 }  # fmt: skip
 
 OUT: dict[str, dict[str, dict[str, str]]] = {
     "step.carried": {"": {"done": DONE, "unknown": UNKNOWN}},
-    "step.answered": {WAITING: {"approved": APPROVED, "denied": REFUSED}},
     "step.probed": {
         UNKNOWN: {"present": DONE, "absent": FAILED, "cannot_tell": UNKNOWN},
         STUCK: {"present": STUCK, "absent": COMPENSATED, "cannot_tell": STUCK},
@@ -66,10 +75,12 @@ OUT: dict[str, dict[str, dict[str, str]]] = {
         COMPENSATED: {"done": DONE, "failed": COMPENSATED},
         FAILED: {"done": DONE, "failed": FAILED},
     },
+    "undo.done": {DONE: {"nothing": COMPENSATED}},
+    "confirm.done": {DONE: {"nothing": CONFIRMED}},
 }
 
 
-MAY_STAND = frozenset({INTENDED, DONE, UNKNOWN, UNDOING, UNDO_LOST, STUCK})
+MAY_STAND = frozenset({INTENDED, DONE, UNKNOWN, UNDOING, UNDO_LOST, STUCK, CONFIRMING, CONFIRM_LOST, UNCONFIRMED})
 """States in which an effect stands, or may."""
 
 
@@ -77,7 +88,9 @@ class Step(msgspec.Struct, array_like=True):
     """One step as folded. `*_seq` are positions in the log, 0 where there is none; times are lived milliseconds.
 
     inverse_seq is the entry whose opening holds the newest compensation. settled: what a probe said last.
-    late: its compensation is due once more because the forward landed after it.
+    late: its compensation is due once more because the forward landed after it. resource: what is tentative by it, as
+    16 hex digits; confirm is then `declared` or `human`, or empty if nothing has to run to confirm it, confirmer the
+    name of the handler that does, confirm_again why that may be repeated.
     """
 
     number: int
@@ -105,6 +118,12 @@ class Step(msgspec.Struct, array_like=True):
     at: int = 0
     undone_seq: int = 0
     note: str = ""
+    tags: str = ""
+    resource: str = ""
+    confirm: str = ""
+    confirmer: str = ""
+    confirm_again: str = ""
+    confirm_attempts: int = 0
 
 
 def next_state(state: str, entry: Entry) -> str:
@@ -173,6 +192,11 @@ def _undo_intended(step: Step, entry: Entry, lived: int, before: str) -> None:
     step.late = step.late and entry.scope != "undo/late"
 
 
+def _confirm_intended(step: Step, entry: Entry, lived: int, before: str) -> None:
+    step.confirm_attempts += 1
+    step.settled = ""
+
+
 def _undo_done(step: Step, entry: Entry, lived: int, before: str) -> None:
     step.undone_seq, step.note = entry.seq, entry.out
     if step.late:  # it landed while its provisional compensation ran: due once more
@@ -180,6 +204,7 @@ def _undo_done(step: Step, entry: Entry, lived: int, before: str) -> None:
 
 
 NOTES: dict[str, Callable[[Step, Entry, int, str], None]] = {
+    "confirm.intended": _confirm_intended,
     "step.asked": _asked,
     "step.attempted": _attempted,
     "step.done": _over,
@@ -203,7 +228,7 @@ def again(step: Step) -> None:
     """A person wants it tried once more: its probe is asked anew; without one, the person's word is that it stands."""
     if step.settled == "cannot_tell":
         step.settled = ""
-    if step.state == UNDO_LOST and not step.probe:
+    if step.state == CONFIRM_LOST or (step.state == UNDO_LOST and not step.probe):
         step.settled = "present"
 
 
@@ -214,8 +239,10 @@ def _declare(step: Step, entry: Entry, lived: int) -> None:
     """An effect may stand from here on: what it is and what undoes it."""
     step.seq, step.tool, step.sem, step.attempts = entry.seq, entry.tool, entry.sem, 1
     step.inv, step.handler, step.key, step.again = entry.inv, entry.handler, entry.key, entry.again
-    step.probe, step.settle_ms, step.at = entry.probe, entry.settle_ms, entry.at
+    step.probe, step.settle_ms, step.at, step.tags = entry.probe, entry.settle_ms, entry.at, entry.tags
     step.inverse_seq = entry.seq if entry.inv not in ("", "none") else 0
+    step.resource, step.confirm = entry.resource, entry.confirm
+    step.confirmer, step.confirm_again = entry.confirmer, entry.confirm_again
     if entry.kind == "step.carried":
         step.ended_seq, step.late = entry.seq, entry.scope == "undo/late"
         step.lost_lived = lived

@@ -14,22 +14,29 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import msgspec
 
 from ..store.log import Record
+from .decisions import Decision, decision, votes_of
+from .gate.freeze import freeze
 from .inverse import Recorded, read
 from .openings import raw_fields, when, whole
 from .report import outcome, stands, step_view
-from .saga import ENDED, Saga, replay
+from .saga import CONCLUDING, ENDED, Saga, replay
 from .step import (
     ACCEPTED,
     COMPENSATED,
+    CONFIRM_LOST,
+    CONFIRMED,
+    CONFIRMING,
     DONE,
     FAILED,
     REFUSED,
     STUCK,
+    UNCONFIRMED,
     UNDO_LOST,
     UNDOING,
     WAITING,
     Step,
 )
+from .tentative import status_of
 from .values import decode, is_manifest
 
 if TYPE_CHECKING:
@@ -41,12 +48,13 @@ PAGE = 500
 
 
 class Thread(NamedTuple):
-    """One saga of the log: as folded, with its records and the texts of its opening."""
+    """One saga of the log: as folded, with its records, the votes about its steps and the texts of its opening."""
 
     saga: Saga
     records: list[Record]
     name: str
     label: str
+    votes: list[Record]
 
     @property
     def carried(self) -> dict[tuple[str, int], Step]:
@@ -65,7 +73,8 @@ def thread_of(kit: AgentKit, header: str) -> Thread | None:
     if saga is None or not records:
         return None
     fields = raw_fields(records[0].blob)
-    return Thread(saga, records, text_of(fields.get("name")), text_of(fields.get("label")))
+    votes = votes_of(kit, saga.id, records)
+    return Thread(saga, records, text_of(fields.get("name")), text_of(fields.get("label")), votes)
 
 
 def step_fields(kit: AgentKit, saga: str, number: int) -> dict[str, bytes]:
@@ -113,6 +122,11 @@ class StepStory(NamedTuple):
         return self.now_in.saga.escalated.get(self.now.number, "")
 
     @property
+    def decisions(self) -> list[Decision]:
+        """Who let it happen, or did not."""
+        return [said for said in map(decision, self.thread.votes) if said.step == self.step.number]
+
+    @property
     def undo_attempts(self) -> int:
         return self.step.undo_attempts + (self.now.undo_attempts if self.now is not self.step else 0)
 
@@ -121,9 +135,15 @@ class StepStory(NamedTuple):
         """What became of its compensation."""
         if self.now.state == COMPENSATED:
             return "already_done" if self.now.note == "already" else "done"
-        if self.now.state == DONE and self.now_in.saga.out in ("committed", "continued"):
-            return "available"
+        saga = self.now_in.saga
+        if self.now.state == DONE and (saga.out in ("committed", "continued") or saga.phase == CONCLUDING):
+            return "not_needed" if self.now.resource and saga.out != "continued" else "available"
         return _UNDO_STATE.get(self.now.state, "pending")
+
+    @property
+    def confirm_state(self) -> str:
+        """What became of its confirmation."""
+        return _CONFIRM_STATE.get(self.now.state, "pending")
 
     def field(self, name: str, *kinds: str) -> bytes | None:
         """The newest value of an opening's field among the records of this step, of these kinds or of any."""
@@ -143,10 +163,22 @@ class StepStory(NamedTuple):
                     return read(record.blob)
         return None
 
+    def confirmation(self) -> Recorded | None:
+        """What confirms it, as recorded."""
+        for record in self.now_in.records:
+            if record.entry.seq == self.now.seq:
+                return read(record.blob, "confirmation")
+        return None
+
 
 _UNDO_STATE = {
     UNDOING: "running", UNDO_LOST: "lost", STUCK: "failed", ACCEPTED: "accepted", FAILED: "not_needed",
-    REFUSED: "not_needed",
+    REFUSED: "not_needed", CONFIRMING: "not_needed", CONFIRM_LOST: "not_needed", UNCONFIRMED: "not_needed",
+    CONFIRMED: "not_needed",
+}  # fmt: skip
+_CONFIRM_STATE = {
+    CONFIRMING: "running", CONFIRM_LOST: "lost", UNCONFIRMED: "failed", CONFIRMED: "done", ACCEPTED: "accepted",
+    COMPENSATED: "not_needed", UNDOING: "not_needed", UNDO_LOST: "not_needed", STUCK: "not_needed",
 }  # fmt: skip
 
 OUTCOMES = ("step.done", "step.failed", "step.lost", "step.landed")
@@ -217,12 +249,22 @@ class Story:
         return "compensated" if undone and all(one.now.state in GONE for one in self.steps) else "committed"
 
     def _open_outcome(self, root: Saga, family: list[Thread]) -> str:
-        lives = self.lives(root)
-        if not lives and any(thread.saga.escalated for thread in family):
+        lives, frozen = self.lives(root), self._frozen(family)
+        if not lives and not frozen and any(thread.saga.escalated for thread in family):
             return "escalated"
-        said = outcome(root, lives=lives)
+        said = outcome(root, lives=lives, frozen=frozen)
         waiting = any(step.state == WAITING for thread in family for step in thread.saga.steps.values())
         return "waiting" if said == "running" and waiting else said
+
+    @cached_property
+    def frozen(self) -> str:
+        """Why what is open of it is left as it stands: `quarantined`, `halted`, or empty."""
+        if self.saga.phase != ENDED:
+            return self._frozen([self.root, *self.inner])
+        return next((why for thread in self.followups if (why := self._frozen([thread]))), "")
+
+    def _frozen(self, family: list[Thread]) -> str:
+        return freeze(self.kit.engine.state, [thread.saga for thread in family], self.kit.log.now())
 
     def _stands(self, one: StepStory) -> bool:
         saga = one.now_in.saga
@@ -273,6 +315,7 @@ class Story:
             "device": self.kit.log.origin,
             "steps": len(self.steps),
             "standing": len(self.standing),
+            "frozen": self.frozen or None,
             "id": self.saga.id,
         }
 
@@ -296,7 +339,10 @@ class Story:
             "result": _raw(one.field("result")),
             "error": text_of(error) or None,
             "compensation": _compensation(one),
+            "tentative": status_of(one.now).value if one.now.resource else None,
+            "confirmation": _confirmation(one),
             "why": one.why or None,
+            "decisions": [_decided(said) for said in one.decisions],
             "saga": one.thread.name or one.thread.saga.id,
         }
 
@@ -315,6 +361,13 @@ def _raw(encoded: bytes | None) -> Any:
     return msgspec.json.decode(encoded) if encoded else None
 
 
+def _decided(said: Decision) -> dict[str, Any]:
+    return {
+        "by": said.by, "decision": said.verdict, "level": said.level, "key": said.key or None,
+        "note": said.note or None, "at": when(said.at), "record": said.seq,
+    }  # fmt: skip
+
+
 def _compensation(one: StepStory) -> dict[str, Any] | None:
     if one.now.inv in ("", "none"):
         return None
@@ -326,6 +379,22 @@ def _compensation(one: StepStory) -> dict[str, Any] | None:
         "attempts": one.undo_attempts,
         "idempotency_key": one.now.undo_key or (recorded.key if recorded else ""),
         "kind": one.now.inv,
+        "description": recorded.description if recorded else "",
+    }
+
+
+def _confirmation(one: StepStory) -> dict[str, Any] | None:
+    """What confirms a tentative step; None where nothing has to."""
+    if not one.now.confirm:
+        return None
+    recorded = one.confirmation()
+    return {
+        "handler": one.now.confirmer,
+        "kwargs": recorded.kwargs if recorded else None,
+        "state": one.confirm_state,
+        "attempts": one.now.confirm_attempts,
+        "idempotency_key": recorded.key if recorded else "",
+        "kind": one.now.confirm,
         "description": recorded.description if recorded else "",
     }
 

@@ -257,6 +257,15 @@ def parameters(fn: Callable[..., Any]) -> Mapping[str, inspect.Parameter]:
     return {n: p for n, p in named.items() if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)}
 
 
+def defaults(fn: Callable[..., Any]) -> dict[str, Any]:
+    """What a callable puts in where a call leaves an argument out; nothing for one that hides its signature."""
+    if type(fn) is FunctionType and not hasattr(fn, "__wrapped__") and not hasattr(fn, "__signature__"):
+        given, count = fn.__defaults__ or (), fn.__code__.co_argcount
+        return {**dict(zip(fn.__code__.co_varnames[count - len(given) : count], given, strict=True)),
+                **(fn.__kwdefaults__ or {})}  # fmt: skip
+    return {name: each.default for name, each in parameters(fn).items() if each.default is not each.empty}
+
+
 def is_async(fn: Any) -> bool:
     """Whether calling it makes a coroutine (functions, partials, and objects with an async __call__)."""
     if type(fn) is FunctionType and not fn.__dict__:  # nobody has marked or wrapped it

@@ -10,6 +10,7 @@ from ..store.errors import BadValue
 from .current import current_saga
 from .drive import BLOCKING, LOOPING, run
 from .engine import execute
+from .gate.provenance import untagged_call
 from .semantics import semantics_of
 from .tools import DECLARED, bound, check_name, is_async
 
@@ -32,6 +33,9 @@ def tool(
     store_result: bool | None = None,
     secret: tuple[str, ...] = (),
     apart: tuple[str, ...] = (),
+    tags: tuple[str, ...] = (),
+    locks: tuple[str, ...] = (),
+    lock_timeout: float | None = None,
 ) -> Any:
     """Declare a function as a tool: `@tool("stripe.charge", semantics=COMPENSABLE, undo=…)`.
 
@@ -48,6 +52,7 @@ def tool(
         "semantics": semantics_of(semantics), "compensate": compensate, "undo": undo, "verify": verify, "probe": probe,
         "settle": settle, "timeout": timeout, "retry": retry or retry_policy, "fallback": fallback or fallback_action,
         "returns": returns, "store_result": store_result, "secret": tuple(secret), "apart": tuple(apart),
+        "tags": tags, "locks": locks, "lock_timeout": lock_timeout,
     }  # fmt: skip
 
     def declare(fn: Callable[..., Any]) -> Callable[..., Any]:
@@ -66,6 +71,7 @@ def wrapped(fn: Callable[..., Any], name: str, options: dict[str, Any]) -> Calla
         async def asynchronous(*args: Any, **kwargs: Any) -> Any:
             saga = current_saga()
             if saga is None:
+                args, kwargs = untagged_call(args, kwargs)
                 return await fn(*args, **kwargs)
             return await execute(LOOPING, saga._run, saga._prepare(name, fn, bound(fn, args, kwargs), dict(given)))
 
@@ -76,6 +82,7 @@ def wrapped(fn: Callable[..., Any], name: str, options: dict[str, Any]) -> Calla
         def synchronous(*args: Any, **kwargs: Any) -> Any:
             saga = current_saga()
             if saga is None:
+                args, kwargs = untagged_call(args, kwargs)
                 return fn(*args, **kwargs)
             return run(execute(BLOCKING, saga._run, saga._prepare(name, fn, bound(fn, args, kwargs), dict(given))))
 

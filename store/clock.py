@@ -16,13 +16,15 @@ class Now(NamedTuple):
     """One look at the clocks, as a decision sees it.
 
     at: microseconds since 1970, above every earlier entry. boot: ordinal of this boot in the log.
-    up: milliseconds of the boot clock. lived: milliseconds of lived time (fold.py).
+    up: milliseconds of the boot clock. lived: milliseconds of lived time (fold.py). wall: microseconds as the wall
+    clock says, which may stand behind the log; 0 where nobody looked.
     """
 
     at: int
     boot: int
     up: int
     lived: int
+    wall: int = 0
 
 
 class Clock(Protocol):

@@ -48,12 +48,17 @@ class NoView:
         pass
 
 
+CARRIED_MS = 50  # the boot clocks of some systems tick every 16 ms
+
+
 class Timeline(msgspec.Struct):
     """Boots and lived time, folded from `log.booted` and from every `up`.
 
     Lived time: within one boot it advances by the smaller of wall and boot-clock progress,
     across boots by wall progress, never back. After a wall clock was set (`clock.stepped`) its entries say nothing
     about progress until it has overtaken the times in the log; the boot clock alone counts for so long.
+    What a clock is ahead by, less than a few ticks (`carried`: microseconds of the wall, milliseconds of the boot
+    clock), counts at the next fact: in a log that takes in several a millisecond, time would stand still without it.
     """
 
     boots: list[str] = []
@@ -61,6 +66,7 @@ class Timeline(msgspec.Struct):
     at: int = 0
     up: tuple[int, int] = (0, 0)
     stepped: bool = False
+    carried: tuple[int, int] = (0, 0)
 
     def at_entry(self, entry: Entry) -> int:
         """Lived milliseconds at an entry that carries a look at the clocks. Raises Illegal; changes nothing."""
@@ -79,6 +85,7 @@ class Timeline(msgspec.Struct):
         if entry.kind == BOOTED:
             self.boots.append(entry.boot)
         boot, up = entry.up
+        self.carried = self._uncounted(entry, lived - self.lived)
         since = up - self.up[1]
         if entry.kind == STEPPED:
             self.stepped = True
@@ -91,11 +98,22 @@ class Timeline(msgspec.Struct):
         says nothing."""
         if not self.at:
             return self.lived
-        wall = max(0, (at - self.at) // 1000)
+        wall, since = self._ahead(at, up)
         if boot != self.up[0]:
-            return self.lived + wall
-        since = max(0, up - self.up[1])
-        return self.lived + (since if stepped else min(wall, since))
+            return self.lived + wall // 1000
+        return self.lived + (since if stepped else min(wall // 1000, since))
+
+    def _ahead(self, at: int, up: int) -> tuple[int, int]:
+        """How far the clocks are ahead of what was counted: microseconds, milliseconds."""
+        return max(0, at - self.at) + self.carried[0], max(0, up - self.up[1]) + self.carried[1]
+
+    def _uncounted(self, entry: Entry, counted: int) -> tuple[int, int]:
+        """What is carried on after an entry that counts so many milliseconds; nothing over a boot or a set clock."""
+        boot, up = entry.up
+        if boot != self.up[0] or self.stepped or entry.kind == STEPPED:
+            return 0, 0
+        wall, since = self._ahead(entry.at, up)
+        return min(wall - counted * 1000, CARRIED_MS * 1000), min(since - counted, CARRIED_MS)
 
     def now(self, clock: Clock, last_at: int) -> Now:
         """The clocks as the next fact will see them."""
@@ -106,4 +124,4 @@ class Timeline(msgspec.Struct):
         boot = len(self.boots)
         # `at` may have been pushed above the wall by a step back: progress is measured on the wall itself.
         at = wall if wall > last_at else last_at + 1
-        return Now(at, boot, up, self.progress(max(wall, self.at), boot, up, self.stepped) if boot else 0)
+        return Now(at, boot, up, self.progress(max(wall, self.at), boot, up, self.stepped) if boot else 0, wall)

@@ -77,6 +77,10 @@ class Log(Protocol):
     def refresh(self) -> None:
         """Fold what other processes have appended."""
 
+    def glance(self) -> None:
+        """The same where it costs next to nothing: not while somebody commits, who does it anyway, and without writing
+        what was appended here."""
+
     def look(self, question: Callable[[Any, Now], T]) -> T:
         """Put a question to the fold as last read, with no fact half folded: for threads that read while others commit.
         Facts whose commit is still under way may be in it."""
@@ -204,6 +208,8 @@ class MemoryLog:
 
     def refresh(self) -> None:
         pass
+
+    glance = refresh
 
     def look(self, question: Callable[[Any, Now], T]) -> T:
         with self._lock:

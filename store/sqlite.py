@@ -98,14 +98,15 @@ _TILE = "insert into tile values(1,?,?)"
 _SIGN = "update entry set sig = ? where seq = ?"
 _LINES = "select line from entry where seq >= ? order by seq limit ?"
 
-_SIGNED_KINDS = {ENDED, "step.answered"}
-_SIGNED_FAMILIES = ("vote.", "switch.", "key.", "redaction.", "compaction.")
+_SIGNED_KINDS = {ENDED}
+_SIGNED_FAMILIES = ("vote.", "review.", "switch.", "key.", "redaction.", "compaction.")
 _INTENDED, _FOR_GOOD = "step.intended", "irreversible"
 
 # With no space left only this may be written: what tells how things stand, unwinds them, or stops more.
 OUTCOMES = frozenset(
     "step.done step.failed step.lost step.landed step.probed step.accepted step.refused step.carried "
-    "saga.unwinding saga.escalated saga.ended saga.joined saga.released saga.suspended saga.taken".split()
+    "confirm.done confirm.failed confirm.lost lock.freed saga.unwinding saga.concluding "
+    "saga.escalated saga.ended saga.joined saga.released saga.suspended saga.taken".split()
 )
 OUTCOME_FAMILIES = ("undo.", "switch.")
 
@@ -1385,6 +1386,15 @@ class SqliteLog:
                 self._refresh()
         else:
             self._if_free(self._refresh)
+            self._serve(LOOP_PATIENCE_S)
+
+    def glance(self) -> None:
+        if self._lock._is_owned():  # type: ignore[attr-defined]
+            return
+        queue = self._queue
+        last = queue[-1] if queue else None
+        self._if_free(self._refresh)
+        if queue and queue[-1] is not last:  # somebody may have been turned away meanwhile
             self._serve(LOOP_PATIENCE_S)
 
     def look(self, question: Callable[[Any, Now], T]) -> T:

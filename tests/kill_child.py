@@ -120,6 +120,22 @@ def refund_idempotent(url: str, of: str, thing: str) -> Any:
     return _refund(url, of, thing, f"of {of}")
 
 
+def _resolve(verb: str, url: str, saga: str, of: str, key: str) -> None:
+    status, _ = call(url, verb, {"saga": saga, "of": of}, key, f"{verb} {of}")
+    if status != 200:
+        raise ValueError(f"{verb} {of}: {status}")
+
+
+@compensator("kill.confirm")
+def confirm(url: str, saga: str, of: str, idempotency_key: str) -> None:
+    _resolve("confirm", url, saga, of, idempotency_key)
+
+
+@compensator("kill.cancel")
+def cancel(url: str, saga: str, of: str, idempotency_key: str) -> None:
+    _resolve("cancel", url, saga, of, idempotency_key)
+
+
 # ---- the jobs --------------------------------------------------------------------------------------------------------
 
 
@@ -139,6 +155,25 @@ def agent(job: dict[str, Any]) -> None:
                 raise ValueError("the agent changed its mind")
     except (SagaAborted, AmendsError):
         pass  # it was undone by the agent itself: the log says how
+    kit.close()
+
+
+def holder(job: dict[str, Any]) -> None:
+    """Tentative resources, each locked; then it commits, or changes its mind."""
+    kit = AgentKit(home=job["home"])
+    url, name = job["url"], job["saga"]
+    try:
+        with saga_scope(id=name, kit=kit) as saga:
+            for i in range(job["resources"]):
+                kwargs = {"url": url, "saga": name, "of": f"r{i + 1}"}
+                saga.tentative(
+                    f"{name}/r{i + 1}", confirm=Compensation(handler="kill.confirm", kwargs=kwargs),
+                    cancel=Compensation(handler="kill.cancel", kwargs=kwargs), lock=True,
+                )  # fmt: skip
+            if not job["commits"]:
+                raise ValueError("the agent changed its mind")
+    except (SagaAborted, AmendsError):
+        pass
     kit.close()
 
 
@@ -190,7 +225,7 @@ def recover(job: dict[str, Any]) -> None:
 def live(job: dict[str, Any]) -> None:
     _PLAN.update(job.get("kill") or {})
     apsw.Connection = Connection  # type: ignore[misc]
-    {"agent": agent, "recover": recover}[job["role"]](job)
+    {"agent": agent, "holder": holder, "recover": recover}[job["role"]](job)
 
 
 # ---- programs of their own ------------------------------------------------------------------------------------------

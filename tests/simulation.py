@@ -30,6 +30,7 @@ from powerloss import ANYTHING, Disk, die
 from amends.runtime import scope, tools
 from amends.runtime.daemon import RESUME, check, left_alone
 from amends.runtime.drive import Ran, run
+from amends.runtime.gate.policy_file import Policy
 from amends.runtime.hosts import Hosts, Known, Outcome
 from amends.runtime.kit import AgentKit
 from amends.runtime.reach import HostReach
@@ -106,6 +107,7 @@ class World:
         self.standing: Counter[str] = Counter()
         self.done: Counter[str] = Counter()
         self.undone: Counter[str] = Counter()
+        self.resolved: Counter[tuple[str, str]] = Counter()  # confirm or cancel, and what
         self.keys: set[str] = set()
         self.attempts: list[Attempt] = []
         self.landing: list[tuple[int, str, Callable[[], None]]] = []
@@ -143,6 +145,10 @@ class World:
         self.standing[thing] -= 1
         self.undone[thing] += 1
         return True
+
+    def resolve(self, verb: str, thing: str, key: str) -> None:
+        if not self._seen(key):
+            self.resolved[verb, thing] += 1
 
     def refuse(self, key: str) -> bool:
         """Say no, unless this key was answered otherwise before."""
@@ -351,6 +357,21 @@ def undo_gone(thing: str, idempotency_key: str) -> Any:
     return _undo(thing, idempotency_key, "keyed")
 
 
+@compensator("sim.confirm")
+def confirm(thing: str, idempotency_key: str) -> None:
+    _resolve("confirm", thing, idempotency_key)
+
+
+@compensator("sim.cancel")
+def cancel(thing: str, idempotency_key: str) -> None:
+    _resolve("cancel", thing, idempotency_key)
+
+
+def _resolve(verb: str, thing: str, key: str) -> None:
+    world = here().world
+    _reach(verb, thing, key, lambda: world.resolve(verb, thing, key), world.word(f"{verb} {thing}"))
+
+
 def probe(thing: str) -> Any:
     process = here()
     process.point("probe")
@@ -413,7 +434,8 @@ class Spec:
 
 @dataclass
 class Scenario:
-    """A saga and what the far side does. golden: declared inverses and keyed handlers only."""
+    """A saga and what the far side does. golden: declared inverses and keyed handlers only. held: what is tentative in
+    it, marked before its first step."""
 
     seed: int
     steps: list[Spec]
@@ -426,6 +448,7 @@ class Scenario:
     power: bool
     words: dict[str, list[str]]
     steps_wall: list[int] = field(default_factory=list)
+    held: tuple[str, ...] = ()
 
     def in_flight(self, n: int) -> str:
         """What becomes of the n-th call if its caller dies while it is on its way."""
@@ -443,6 +466,7 @@ def scenario(seed: int) -> Scenario:
         kinds = ["lost before", "lost after", "lands late"] if golden else _UNDO_WORDS
         words[f"undo {spec.tool}"] = [r.choice(kinds) for _ in range(r.randint(1, 2))] if r.random() < 0.35 else []
         words[f"probe {spec.tool}"] = ["cannot tell"] if not golden and r.random() < 0.15 else []
+    held = _held(random.Random(f"held {seed}"), golden, words)
     inner = (0, 0)
     if len(steps) > 1 and r.random() < 0.3:
         first = r.randrange(len(steps))
@@ -451,7 +475,18 @@ def scenario(seed: int) -> Scenario:
         seed, steps, inner, ends_well=r.random() < 0.35, on_crash="resume" if r.random() < 0.2 else "unwind",
         on_failure="continue" if r.random() < 0.2 else "halt", merged=r.random() < 0.2, golden=golden,
         power=r.random() < 0.4, words=words, steps_wall=[r.choice((-1, 1)) * 86400] if r.random() < 0.2 else [],
+        held=held,
     )  # fmt: skip
+
+
+def _held(r: random.Random, golden: bool, words: dict[str, list[str]]) -> tuple[str, ...]:
+    """What is tentative, and what the far side does when it is confirmed or cancelled."""
+    held = tuple(f"h{i + 1}" for i in range(r.choice((0, 0, 0, 1))))
+    for thing in held:
+        for verb in ("confirm", "cancel"):
+            kinds = ["lost before", "lost after", "lands late"] if golden else _UNDO_WORDS
+            words[f"{verb} {thing}"] = [r.choice(kinds) for _ in range(r.randint(1, 3))] if r.random() < 0.4 else []
+    return held
 
 
 _UNDO_WORDS = ["refused", "refused", "lost before", "lost after", "lands late"]
@@ -485,6 +520,8 @@ def agent(kit: AgentKit, script: Scenario) -> str:
             id=NAME, kit=kit, on_crash=script.on_crash, on_compensation_failure=script.on_failure,
             barriers="merged" if script.merged else "strict",
         ) as saga:  # fmt: skip
+            for thing in script.held:
+                saga.tentative(thing, confirm=_end("sim.confirm", thing), cancel=_end("sim.cancel", thing), lock=True)
             first, last = script.inner
             _perform(saga, script.steps[:first])
             if last:
@@ -498,6 +535,10 @@ def agent(kit: AgentKit, script: Scenario) -> str:
     except AmendsError:
         return "refused"
     return "committed"
+
+
+def _end(handler: str, thing: str) -> Compensation:
+    return Compensation(handler=handler, kwargs={"thing": thing})
 
 
 def _perform(saga: Any, steps: Sequence[Spec]) -> None:
@@ -663,10 +704,23 @@ def hide(name: str) -> str:
     return b32encode(sha256(b"sim" + name.encode()).digest()).decode().lower()[:26]
 
 
+class SimNames:
+    """The same names in headers for every process of a world."""
+
+    def hide(self, name: str) -> str:
+        return hide(name)
+
+    def meter(self, name: str) -> str:
+        return sha256(b"sim meter" + name.encode()).hexdigest()[:16]
+
+    def fingerprint(self, value: bytes) -> str:
+        return ""
+
+
 def kit_over(log: Any, number: int) -> AgentKit:
     kit = AgentKit.__new__(AgentKit)
-    kit.name, kit.home, kit.dead = "sim", None, []
-    kit._hold(log, hide, lambda value: "", SimHosts())
+    kit.name, kit.on_behalf_of, kit.home, kit.dead = "sim", "", None, []
+    kit._hold(log, SimNames(), SimHosts(), Policy(None, None))
     kit._memory_driver = f"driver-{number}"
     return kit
 

@@ -19,6 +19,8 @@ from amends import (
     compensator,
     saga_scope,
 )
+from amends.runtime.gate.policy_file import Policy
+from amends.runtime.gate.rules import PreFlightGate, Rule, Verdict, tool_is
 from amends.store import sqlite
 from amends.store.log import DURABLE, FILED
 
@@ -80,13 +82,9 @@ def test_the_intent_is_on_the_disk_before_the_effect_and_the_outcome_before_the_
 
 
 @pytest.mark.promise("1.2")
-def test_an_irreversible_outcome_never_rides_along(quiet: AgentKit, world: World, monkeypatch: Any) -> None:
-    from amends.runtime import engine
-
-    async def approved(drive: Any, run: Any, call: Any) -> None:
-        return None
-
-    monkeypatch.setattr(engine, "_ask", approved)
+def test_an_irreversible_outcome_never_rides_along(quiet: AgentKit, world: World) -> None:
+    by_name = Rule("hotels", tool_is("hotel"), Verdict.ALLOW)
+    quiet.engine.policy = Policy(gate=PreFlightGate((by_name,)))
     assert commits(quiet, world, 3, semantics=IRREVERSIBLE, barriers="merged") == 7
 
 

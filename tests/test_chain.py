@@ -425,8 +425,4 @@ def test_every_kind_on_the_page_has_a_vector_that_keeps_to_its_keys(frozen: dict
 def test_every_key_of_an_entry_is_on_the_page() -> None:
     page = (Path(__file__).parents[1] / "store" / "FORMAT.md").read_text(encoding="utf-8")
     named = {word for piece in page.split("`")[1::2] for word in piece.split()}
-    assert set(Entry.__struct_fields__) - named <= UNUSED
-
-
-UNUSED = {"by_ms"}
-"""Keys that the grammar knows and no kind of this version carries yet."""
+    assert set(Entry.__struct_fields__) <= named

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from amends.runtime import due as d
 from amends.runtime import step as s
-from amends.runtime.saga import UNWINDING, Saga, orphaned, settled
+from amends.runtime.saga import CONCLUDING, UNWINDING, Saga, orphaned, settled
 from amends.store.clock import Now
 
 NOW = Now(1, 1, 1_000, 1_000)
@@ -19,7 +19,7 @@ NOW = Now(1, 1, 1_000, 1_000)
 
 def step(number: int, state: str, **fields: Any) -> s.Step:
     defaults: dict[str, Any] = {"seq": number * 10, "inv": "derived", "handler": "h", "key": f"k{number}"}
-    if state not in (s.INTENDED, s.UNKNOWN, s.WAITING, s.APPROVED):
+    if state not in (s.INTENDED, s.UNKNOWN, s.WAITING):
         defaults["ended_seq"] = number * 10 + 5
     return s.Step(number, "t", fields.pop("sem", "compensable"), state, **{**defaults, **fields})
 
@@ -103,7 +103,6 @@ def test_a_step_that_nothing_can_undo_holds_nobody_up(held_up: s.Step) -> None:
 
 def test_questions_are_withdrawn_and_lost_work_is_said() -> None:
     assert isinstance(next_of(step(1, s.WAITING)), d.Withdraw)
-    assert isinstance(next_of(step(1, s.APPROVED)), d.Withdraw)
     lost, undoing = next_of(step(1, s.INTENDED)), next_of(step(1, s.UNDOING))
     assert isinstance(lost, d.Lost) and lost.kind == "step.lost"
     assert isinstance(undoing, d.Lost) and undoing.kind == "undo.lost"
@@ -115,6 +114,66 @@ def test_a_late_one_is_undone_under_its_own_key() -> None:
     assert isinstance(action, d.Undo) and action.scope == "undo/late"
 
 
+# ---- what is frozen, and what is tentative ---------------------------------------------------------------------------
+
+
+@pytest.mark.promise("2.2")
+@pytest.mark.parametrize("state", [state for state in s.TABLE if state])
+@pytest.mark.parametrize("phase", [UNWINDING, CONCLUDING])
+def test_nothing_is_due_in_a_family_that_is_frozen(state: str, phase: str) -> None:
+    whole = family(step(1, state, resource="r", confirm="declared"))
+    whole[0].phase = phase
+    action = d.due(whole, NOW, "quarantined")
+    assert isinstance(action, d.Frozen) and action.why == "quarantined"
+
+
+def to_confirm(*steps: s.Step, escalated: dict[int, str] | None = None) -> d.Action:
+    whole = family(*steps, escalated=escalated)
+    whole[0].phase = CONCLUDING
+    return d.due(whole, NOW)
+
+
+def tentative(number: int, state: str = s.DONE, **fields: Any) -> s.Step:
+    return step(number, state, **{"resource": "00ff", "confirm": "declared", "confirmer": "c", **fields})
+
+
+@pytest.mark.promise("2.6")
+def test_what_is_tentative_is_confirmed_in_order_of_completion_and_nothing_else_is_touched() -> None:
+    action = to_confirm(step(1, s.DONE), tentative(3), tentative(2, ended_seq=99), step(4, s.DONE, inv="none"))
+    assert isinstance(action, d.Confirm) and action.step.number == 3
+    assert isinstance(to_confirm(step(1, s.DONE), tentative(2, s.CONFIRMED), tentative(3, s.ACCEPTED)), d.End)
+
+
+@pytest.mark.promise("2.6")
+def test_a_confirmation_whose_answer_was_lost_is_repeated_only_if_that_is_safe() -> None:
+    dead = to_confirm(tentative(1, s.CONFIRMING))
+    assert isinstance(dead, d.Lost) and dead.kind == "confirm.lost"
+    assert isinstance(to_confirm(tentative(1, s.CONFIRM_LOST, confirm_again="keyed")), d.Confirm)
+    action = to_confirm(tentative(1, s.CONFIRM_LOST))
+    assert isinstance(action, d.Escalate) and action.why == "confirm_answer_lost"
+    assert isinstance(to_confirm(tentative(1, s.CONFIRM_LOST, settled="present")), d.Confirm)  # a person's word
+
+
+@pytest.mark.promise("2.6")
+def test_a_confirmation_that_needs_a_person_holds_up_no_other_and_keeps_the_saga_open() -> None:
+    failed = tentative(1, s.UNCONFIRMED)
+    action = to_confirm(failed, tentative(2), escalated={1: "confirm_failed"})
+    assert isinstance(action, d.Confirm) and action.step.number == 2
+    assert isinstance(to_confirm(failed, tentative(2, s.CONFIRMED), escalated={1: "confirm_failed"}), d.Rest)
+    assert isinstance(to_confirm(failed), d.Confirm)  # tried again
+    by_hand = to_confirm(tentative(1, confirm="human"))
+    assert isinstance(by_hand, d.Escalate) and by_hand.why == "confirm_by_hand"
+
+
+@pytest.mark.promise("2.6")
+def test_where_nothing_has_to_run_the_fate_of_what_is_tentative_is_written_down() -> None:
+    confirmed = to_confirm(tentative(1, confirm=""))
+    assert isinstance(confirmed, d.Resolve) and confirmed.kind == "confirm.done"
+    cancelled = next_of(tentative(1, inv="none"))
+    assert isinstance(cancelled, d.Resolve) and cancelled.kind == "undo.done"
+    assert isinstance(next_of(tentative(1)), d.Undo)
+
+
 @pytest.mark.promise("1.13")
 def test_a_family_is_undone_as_one() -> None:
     outer = family(step(1, s.DONE, ended_seq=10), step(2, s.DONE, ended_seq=50))[0]
@@ -122,6 +181,9 @@ def test_a_family_is_undone_as_one() -> None:
     order = [(saga.id, each.number) for saga, each in d.unwinding_order([outer, inner])]
     assert order == [("x", 2), ("y", 1), ("x", 1)]
 
+
+ONLY_CONFIRMED = {s.CONFIRMING, s.CONFIRM_LOST, s.UNCONFIRMED, s.CONFIRMED}
+"""States of a step whose saga is to stand."""
 
 STEPS = st.builds(
     lambda number, state, inv, again, probe, settled_, settle, late: step(
@@ -135,7 +197,7 @@ STEPS = st.builds(
         late=late and state in (s.DONE, s.UNDOING, s.UNDO_LOST),
     ),  # fmt: skip
     st.integers(1, 6),
-    st.sampled_from([state for state in s.TABLE if state]),
+    st.sampled_from([state for state in s.TABLE if state and state not in ONLY_CONFIRMED]),
     st.sampled_from(["none", "declared", "derived", "human"]),
     st.sampled_from(["", "keyed", "idempotent"]),
     st.integers(0, 1),

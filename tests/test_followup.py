@@ -12,6 +12,8 @@ from world import World, fold
 from amends import COMPENSABLE, IRREVERSIBLE, AgentKit, Compensation, Refused, SagaAborted, compensator, saga_scope
 from amends.runtime import tools, unwind
 from amends.runtime.followup import built_on, followups, resolve
+from amends.runtime.gate.policy_file import Policy
+from amends.runtime.gate.rules import PreFlightGate, Rule, Verdict, tool_is
 from amends.store.errors import BadValue, NotFound
 
 
@@ -175,13 +177,8 @@ def test_a_saga_is_found_by_name_by_header_and_by_prefix(kit: AgentKit, world: W
 
 
 @pytest.mark.promise("1.20")
-def test_an_irreversible_step_is_never_taken_back_later(kit: AgentKit, world: World, monkeypatch: Any) -> None:
-    from amends.runtime import engine
-
-    async def approved(drive: Any, run: Any, call: Any) -> None:
-        return None
-
-    monkeypatch.setattr(engine, "_ask", approved)
+def test_an_irreversible_step_is_never_taken_back_later(kit: AgentKit, world: World) -> None:
+    kit.engine.policy = Policy(gate=PreFlightGate((Rule("mail", tool_is("mail.send"), Verdict.ALLOW),)))
     with saga_scope("mail", kit=kit) as saga:
         saga.execute("mail.send", world.book, {"what": "a"}, semantics=IRREVERSIBLE)
     assert not kit.undo("mail", by="ann", reason="x").clean and world.standing == ["a"]

@@ -8,11 +8,14 @@ import re
 import shutil
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import apsw
 import pytest
+from approving import Asking, People
+from soft_keys import SoftRaw
 from world import eventually, home_kit
 
 from amends import (
@@ -22,18 +25,29 @@ from amends import (
     AgentKit,
     Compensation,
     Fallback,
+    KillSwitch,
+    Refused,
     RetryPolicy,
     compensator,
     saga_scope,
 )
 from amends.runtime import unwind
 from amends.runtime.adopted import carry_over
+from amends.runtime.channels import Channel
 from amends.runtime.current import CURRENT
 from amends.runtime.daemon import sweep
 from amends.runtime.engine import ResumeConflict
 from amends.runtime.facts import KINDS as RUNTIME_KINDS
+from amends.runtime.follow import Follower, tell
+from amends.runtime.gate import ceremonies, signing
+from amends.runtime.gate.breaker import BreakerPolicy
+from amends.runtime.gate.clock import accept_clock
+from amends.runtime.gate.keyevent import Settings
+from amends.runtime.gate.limits import BudgetLimit, RateLimit, by_tool
+from amends.runtime.gate.proof import Credential, base64url
+from amends.runtime.gate.rules import ApprovalPolicy, EscalationLevel, PreFlightGate
 from amends.runtime.openings import raw_fields, whole
-from amends.runtime.scope import SagaAborted
+from amends.runtime.scope import SagaAborted, Unconfirmed
 from amends.runtime.tools import ABSENT, CANNOT_TELL, PRESENT
 from amends.store.clock import SystemClock
 from amends.store.examiner import CODES
@@ -67,16 +81,16 @@ def keys_on_the_page() -> dict[str, tuple[set[str], set[str], set[str]]]:
 
 
 class Clock:
-    """The machine's clocks, and a wall that can be set."""
+    """The machine's clocks: a wall that can be set, and time that goes by at once."""
 
     def __init__(self) -> None:
-        self._true, self.ahead = SystemClock(), 0
+        self._true, self.ahead, self.slept_ms = SystemClock(), 0, 0
 
     def wall_us(self) -> int:
-        return self._true.wall_us() + self.ahead
+        return self._true.wall_us() + self.ahead + self.slept_ms * 1000
 
     def boot_ms(self) -> int:
-        return self._true.boot_ms()
+        return self._true.boot_ms() + self.slept_ms
 
     def boot_id(self) -> str:
         return self._true.boot_id()
@@ -179,6 +193,20 @@ def given_up(kit: AgentKit) -> None:
     eventually(lambda: any(r.entry.kind == "step.landed" and r.entry.handler for r in kit.log.records()))
 
 
+def limited() -> PreFlightGate:
+    """A budget, a rate for each tool, and a breaker."""
+    limits = [BudgetLimit("daily", max_total=100, window=60), RateLimit("fast", max_calls=9, window=60, scope=by_tool)]
+    return PreFlightGate([], limits=limits, breaker=BreakerPolicy())
+
+
+def metered(kit: AgentKit) -> None:
+    """A step that takes from limits, and is tried again."""
+    with saga_scope("metered", kit=kit) as made:
+        work = fails_once()
+        made.execute("charge", lambda amount: work and work(), {"amount": 5}, semantics=COMPENSABLE, undo=undo(),
+                     retry=RetryPolicy(max_retries=1, base_delay=0.0))  # fmt: skip
+
+
 def asked(kit: AgentKit) -> None:
     """An irreversible step, approved."""
     done = threading.Event()
@@ -193,6 +221,91 @@ def asked(kit: AgentKit) -> None:
     [item] = [item for item in kit.inbox() if item["kind"] == "approval"]
     kit.approve(item["id"], by="ada", note="fine")
     assert done.wait(10)
+
+
+def stopped(kit: AgentKit) -> None:
+    """Levers, set and lifted."""
+    KillSwitch(kit).halt(by="ada", reason="an incident", ttl=60, including_compensations=True)
+    KillSwitch(kit).resume(by="ada", reason="over")
+
+
+def told(kit: AgentKit) -> None:
+    """A question of which one channel hears at once, and another at the next level, without success."""
+
+    def ask() -> None:
+        with suppress(SagaAborted, Refused), saga_scope("told", kit=kit) as made:
+            made.execute("mail.send", lambda: 1, semantics=IRREVERSIBLE)
+
+    channels = Channel("ops", "command", command=("true",)), Channel("boss", "command", command=("false",))
+    asking = threading.Thread(target=ask)
+    asking.start()
+    eventually(lambda: any(due.level for due in Follower(kit).due(channels)))
+    assert {tell(kit, due) for due in Follower(kit).due(channels)} == {"", "false ended with 1"}
+    kit.deny(kit.inbox()[0]["id"], by="ada")
+    asking.join(10)
+
+
+def keyed(kit: AgentKit, clock: Clock) -> None:
+    """A keyring, with everything that can be said about its keys."""
+    first, spare, joins, other, fresh, last, paper, paper2 = (SoftRaw(bytes([n]) * 32) for n in range(1, 9))
+
+    def made(key: SoftRaw) -> Credential:
+        return key.enrolled(person="ada", roles=("admin", "approver"))
+
+    def say(kind: str, *by: SoftRaw, **what: Any) -> None:
+        event = ceremonies.begin(kit, kind, **what)
+        ceremonies.submit(kit, event, [key.get(event.signed) for key in by])
+
+    again = {"keys": (made(fresh), made(other)), "recovery": base64url(paper2.public), "settings": Settings()}
+    say("founded", first, spare, keys=(made(first), made(spare)), recovery=base64url(paper.public), settings=Settings())
+    say("added", first, joins, key=made(joins))
+    say("quarantined", credential=made(joins).id, reason="its counter went back")
+    say("released", first, credential=made(joins).id)
+    say("recovering", fresh, other, paper, **again)
+    say("vetoed", joins)
+    say("revoked", joins, credential=made(joins).id, reason="left")
+    say("recovering", fresh, other, paper, **again)
+    clock.slept_ms += Settings().delay_ms
+    say("recovered", other)
+    say("rotated", fresh, last, credential=made(other).id, key=made(last))
+
+
+def decided(kit: AgentKit, clock: Clock) -> None:
+    """A question of two people: one signs, one breaks the glass, one comes too late; then a clock that is set back."""
+    people = People(kit)
+    waiting = Asking(kit, lambda amount: amount, {"amount": 5}, id="decided")
+    seen = waiting.seen()
+    signing.vote(kit, seen.item, "approve", proof=people.yes("Ann", seen), note="fine")
+    touched = people.yes("Bob", seen)
+    signing.vote(kit, seen.item, "approve", proof=touched, break_glass=True, reason="it cannot wait")
+    assert waiting.end() == 5
+    with pytest.raises(Refused):
+        kit.deny(seen.item, by="Cid")
+    kit.accept(kit.inbox()[0]["id"], by="Ann", reason="it could not")
+    clock.ahead -= 3_600_000_000
+    accept_clock(kit, by="Ann", reason="it was ahead")
+
+
+def held(kit: AgentKit) -> None:
+    """Names that sagas claim, and what is tentative in them: confirmed, cancelled, failing, lost, and carried on."""
+    with saga_scope("page-1", kit=kit) as made:
+        made.execute("book", lambda: 1, semantics=COMPENSABLE, undo=undo(), tags=("money",), locks=("a", "b"))
+        made.tentative("seat", confirm=undo(), cancel=undo())
+        made.continue_as_new("page-2")
+        made.unlock("b")
+        outside(lambda: refused_a_name(kit))
+    aborted(kit, "no", {"undo": undo(), "locks": ("a",)})
+    with pytest.raises(SagaAborted), saga_scope("cancelled", kit=kit) as made:
+        made.tentative("seat")
+        raise ValueError("no")
+    for handler in ("tour.broken", "tour.once"):
+        with pytest.raises(Unconfirmed), saga_scope(f"not {handler}", kit=kit) as made:
+            made.tentative("seat", confirm=Compensation(handler=handler, kwargs={"of": "x"}))
+
+
+def refused_a_name(kit: AgentKit) -> None:
+    with pytest.raises(SagaAborted), saga_scope("waits", kit=kit) as made:
+        made.execute("book", lambda: 1, semantics=COMPENSABLE, undo=undo(), locks=("a",), lock_timeout=0.05)
 
 
 def child(work: Callable[[], Any]) -> None:
@@ -267,7 +380,7 @@ def tour(tmp_path_factory: pytest.TempPathFactory) -> Toured:
     patch.setenv("AMENDS_ANCHORS", str(folder / "anchors"))
     toured = Toured()
     try:
-        for part in (given_up, asked):
+        for part in (given_up, asked, held):
             clock = Clock()
             with AgentKit.in_memory(clock=clock) as kit:
                 part(kit)
@@ -275,6 +388,22 @@ def tour(tmp_path_factory: pytest.TempPathFactory) -> Toured:
                 kit.log.commit(lambda state, now: ())
                 toured.take(kit)
             CURRENT.set(None)
+        clock = Clock()
+        with AgentKit.in_memory(clock=clock) as kit:
+            keyed(kit, clock)
+            toured.take(kit)
+        clock = Clock()
+        with AgentKit.in_memory(gate=PreFlightGate(approval=ApprovalPolicy(quorum=3)), clock=clock) as kit:
+            decided(kit, clock)
+            toured.take(kit)
+        levels = (EscalationLevel(("boss",), 0.001),)
+        with AgentKit.in_memory(gate=PreFlightGate(approval=ApprovalPolicy(levels=levels))) as kit:
+            told(kit)
+            stopped(kit)
+            toured.take(kit)
+        with AgentKit.in_memory(gate=limited()) as kit:
+            metered(kit)
+            toured.take(kit)
         with home_kit(folder / "kept") as kit:
             kept(kit)
             toured.take(kit)

@@ -16,6 +16,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
@@ -191,6 +192,36 @@ def test_it_brings_its_own_libraries_and_one_sqlite(bare: Bare) -> None:
     assert not held & {"_sqlite3", "libsqlite3", "_tkinter", "readline"}, "a second SQLite would drop our locks"
     text = (inner / "amends/runtime/host_program.py").read_text()
     assert text == (ROOT / "runtime/host_program.py").read_text(), "it is handed to other interpreters as text"
+
+
+@pytest.mark.promise("11.1")
+@pytest.mark.promise("13")
+def test_the_page_is_served_from_the_file_alone(bare: Bare) -> None:
+    with socket.socket() as one:
+        one.bind(("127.0.0.1", 0))
+        port = one.getsockname()[1]
+    assert bare.amends("init").returncode == 0
+    page = bare.start([str(bare.executable), "ui", "--no-open", "--json", "--port", str(port)])
+    assert page.stdout is not None
+    told = json.loads("".join(iter(page.stdout.readline, "}\n")) + "}")
+    headers = {"Host": f"amends.localhost:{port}", "Origin": f"http://amends.localhost:{port}"}
+
+    def asked(path: str, body: Any = None, **more: str) -> Any:
+        said = urllib.request.Request(f"http://127.0.0.1:{port}{path}", headers=headers | more)
+        if body is not None:
+            said.data = json.dumps(body).encode()
+            said.add_header("Content-Type", "application/json")
+        return urllib.request.urlopen(said, timeout=30)
+
+    for file in sorted((ROOT / "cli/web/static").iterdir()):
+        assert asked(f"/static/{file.name}").read() == file.read_bytes(), file.name
+    entered = asked("/api/enter", {"link": told["link"].partition("#")[2]})
+    inside = {"Cookie": entered.headers["set-cookie"].split(";")[0], "X-Amends-Key": json.load(entered)["key"]}
+    assert json.load(asked("/api/inbox", **inside))["items"] == []
+    assert json.load(asked("/api/keys", **inside))["founded"] is False
+    assert b"text/event-stream" in asked("/api/live", **inside).headers["content-type"].encode()
+    page.send_signal(signal.SIGTERM)
+    assert page.wait(30) == 0 and bare.left() == []
 
 
 # ---- the story, with a Python for the handlers ----------------------------------------------------------------------

@@ -11,7 +11,9 @@ import pytest
 from world import World, eventually, fold, kinds
 
 from amends import COMPENSABLE, IRREVERSIBLE, AgentKit, Compensation, Refused, SagaAborted, saga_scope
-from amends.runtime import engine, unwind
+from amends.runtime import unwind
+from amends.runtime.gate.rules import ApprovalPolicy, PreFlightGate
+from amends.runtime.gate.switch import lift, set_switch
 from amends.store.errors import BadValue, NotFound
 
 
@@ -36,7 +38,7 @@ def beside(work: Callable[[], Any]) -> tuple[threading.Thread, list[Any]]:
         except BaseException as error:
             answers.append(error)
 
-    thread = threading.Thread(target=go)
+    thread = threading.Thread(target=go, daemon=True)
     thread.start()
     return thread, answers
 
@@ -57,7 +59,7 @@ def test_an_irreversible_step_waits_and_happens_after_a_named_person_said_yes(ki
     kit.approve(item["id"], by="ann", note="fine")
     thread.join(10)
     assert answers[0]["what"] == "a" and world.standing == ["a", "room"] and kit.inbox() == []
-    blobs = b"".join(record.blob or b"" for record in kit.log.thread(kit.engine.hide("mail")))
+    blobs = b"".join(record.blob or b"" for record in kit.log.records() if record.entry.kind == "vote.cast")
     assert b'"ann"' in blobs and b'"fine"' in blobs
 
 
@@ -118,8 +120,8 @@ def test_an_approval_on_a_loop_lets_it_happen(kit: AgentKit, world: World) -> No
     assert asyncio.run(main())["what"] == "a"
 
 
-def test_a_question_expires_in_lived_time(kit: AgentKit, world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(engine, "APPROVAL_DEADLINE", 0.05)
+def test_a_question_expires_in_lived_time(world: World) -> None:
+    kit = AgentKit.in_memory(gate=PreFlightGate(approval=ApprovalPolicy(timeout=0.05)))
     with pytest.raises(SagaAborted) as aborted:
         send(kit, world)
     assert aborted.value.cause.code == "expired" and not world.effects and kit.inbox() == []
@@ -245,3 +247,67 @@ def test_what_died_and_waits_to_be_resumed_is_listed(kit: AgentKit, world: World
         kit._driver = None
     kit._memory_driver = "another"
     assert [item["kind"] for item in kit.inbox()] == ["resume"]
+
+
+@pytest.mark.promise("4.6")
+def test_one_queue_has_everything_that_needs_a_person_and_what_settles_it(world: World) -> None:
+    kit = AgentKit.in_memory(gate=PreFlightGate(approval=ApprovalPolicy(quorum=2)))
+    stuck(kit, world)
+    thread, answers = beside(lambda: send(kit, world, "x", "first"))
+    first = asked_of(kit, "first")
+    kit.approve(first["id"], by="ann", break_glass=True, reason="urgent")
+    thread.join(10)
+    thread, more = beside(lambda: send(kit, world, "y", "second"))
+    question = asked_of(kit, "second")
+    kit.approve(question["id"], by="ann")
+    frozen = saga_scope("frozen", kit=kit).__enter__()
+    frozen.execute("hotel", world.book, {"what": "z"}, semantics=COMPENSABLE, undo=world.undo)
+    set_switch(kit, "quarantine", "saga:frozen", by="ann", reason="odd")
+
+    found = {item["kind"]: item for item in kit.inbox()}
+    assert set(found) == {"compensation_failed", "approval", "review", "frozen"}
+    assert [item["since"] for item in kit.inbox()] == sorted(item["since"] for item in kit.inbox())
+    assert question["id"] == found["approval"]["id"], "an id stays the same, whatever becomes of the others"
+    waiting = found["approval"]["approval"]
+    assert (waiting["have"], waiting["need"], waiting["level"]) == (1, 2, "named") and 0 < waiting[
+        "left_ms"
+    ] <= 86_400_000
+    for kind, command in (("approval", "amends approve"), ("review", "amends accept"), ("frozen", "amends resume"),
+                          ("compensation_failed", "amends retry")):  # fmt: skip
+        assert any(said.startswith(command) for said in found[kind]["commands"]), kind
+        assert found[kind]["reason"].endswith(".") and found[kind]["saga"]
+    assert kit.status()["waiting"] == 4
+    kit.approve("second", by="bob")
+    thread.join(10)
+    assert more[0]["what"] == "y" and {item["kind"] for item in kit.inbox()} == set(found) - {"approval"}
+    lift(kit, "saga:frozen", by="ann", reason="it is fine")
+    kit.accept(found["review"]["id"], by="bob", reason="it was right")
+    assert [item["kind"] for item in kit.inbox()] == ["compensation_failed"]
+    for verb, item in ((kit.approve, question), (kit.deny, question)):
+        with pytest.raises(Refused) as late:
+            verb(item["id"], by="cid")
+        assert "bob approved it already" in late.value.message
+    with pytest.raises(Refused, match="bob accepted it already"):
+        kit.accept(found["review"]["id"], by="cid", reason="x")
+
+
+def asked_of(kit: AgentKit, saga: str) -> dict[str, Any]:
+    def of() -> list[dict[str, Any]]:
+        return [item for item in kit.inbox() if (item["kind"], item["saga"]) == ("approval", saga)]
+
+    eventually(of)
+    return of()[0]
+
+
+@pytest.mark.promise("4.6")
+def test_the_queue_has_what_is_wrong_with_the_keyring(kit: AgentKit) -> None:
+    from approving import People
+
+    from amends.runtime.gate import ceremonies
+
+    people = People(kit)
+    ceremonies.quarantine(kit, people.keys["Ann"].enrolled().id, "it counted back")
+    [item] = kit.inbox()
+    assert (item["kind"], item["saga"], item["step"]) == ("key_quarantined", "", 0) and item["commands"]
+    with pytest.raises((Refused, NotFound)):
+        kit.approve(item["id"], by="bob")

@@ -60,10 +60,10 @@ class Ledger:
 class Mortals:
     """Processes that die on request, forked from one warm Python."""
 
-    def __init__(self, errors: Path) -> None:
+    def __init__(self, errors: Path, program: str = "kill_child.py") -> None:
         self.errors = errors
         self.parent = subprocess.Popen(
-            [sys.executable, str(HERE / "kill_child.py")], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+            [sys.executable, str(HERE / program)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
             stderr=subprocess.DEVNULL,
         )  # fmt: skip
         self.kills: Counter[str] = Counter()

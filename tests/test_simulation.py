@@ -18,10 +18,11 @@ from powerloss import under
 from simulation import Clock, InMemory, OnDisk, Run, Scenario, Spec, play, scenario
 
 from amends.runtime.due import Rest, due
+from amends.runtime.gate.locks import Held
 from amends.runtime.report import RollbackReport
-from amends.runtime.saga import ENDED, UNWINDING
+from amends.runtime.saga import CONCLUDING, ENDED, UNWINDING, pending
 from amends.runtime.state import State
-from amends.runtime.step import ACCEPTED, COMPENSATED, DONE, FAILED, REFUSED
+from amends.runtime.step import ACCEPTED, COMPENSATED, CONFIRMED, DONE, FAILED, REFUSED
 from amends.store import sqlite
 from amends.store.chain import Chain
 from amends.store.entry import Entry
@@ -83,6 +84,8 @@ def judge(run: Run) -> None:
     for saga, number in {(entry.saga, entry.step) for entry in entries if entry.step}:
         compensations_are_attempted_as_promised(run, [e for e in entries if (e.saga, e.step) == (saga, number)])
     nothing_stands_that_is_called_clean(run)
+    what_is_tentative_has_the_fate_of_its_saga(run, entries)
+    names_are_claimed_for_as_long_as_their_saga_is_open(run)
     if run.script.golden:
         no_person_was_needed(run, entries)
     assert not run.world.doubled, f"taken back twice: {run.world.doubled}"
@@ -97,7 +100,7 @@ def every_prefix_folds(run: Run) -> None:
         for saga in view.roots():
             family = view.family(saga)
             RollbackReport(family).summary()
-            if saga.phase == UNWINDING:
+            if saga.phase in (UNWINDING, CONCLUDING):
                 due(family, chain.now(run.world.clock))
     fresh = State()
     fresh.load(chain.view.dump())
@@ -110,7 +113,7 @@ def nothing_is_left_to_do(run: Run) -> None:
     for saga in view.roots():
         family = view.family(saga)
         assert any(member.escalated for member in family), f"{saga.phase} and nobody is asked"
-        assert saga.phase == UNWINDING and isinstance(due(family, run.log.now()), Rest)
+        assert saga.phase in (UNWINDING, CONCLUDING) and isinstance(due(family, run.log.now()), Rest)
 
 
 def effects_are_announced(run: Run, entries: list[Entry]) -> None:
@@ -166,6 +169,8 @@ def nothing_stands_that_is_called_clean(run: Run) -> None:
         saga = run.log.view.past(name)
         clean = RollbackReport([saga]).clean
         for step in saga.steps.values():
+            if step.resource:  # of those there is a claim of its own
+                continue
             thing = step.tool + (".fallback" if _is_fallback(run, saga.id, step.number) else "")
             if saga.phase == ENDED and saga.out == "committed":
                 assert (step.state == DONE) == (world.standing[thing] > 0), f"committed, and {thing} is {step.state}"
@@ -173,6 +178,32 @@ def nothing_stands_that_is_called_clean(run: Run) -> None:
                 assert not world.standing[thing], f"{thing} is told as {step.state} and stands"
             if clean and saga.phase == ENDED and saga.out != "committed":
                 assert step.state in (*SETTLED, ACCEPTED)
+
+
+def what_is_tentative_has_the_fate_of_its_saga(run: Run, entries: list[Entry]) -> None:
+    """Never both ends, each at most once, and the one that was decided."""
+    resolved = run.world.resolved
+    assert all(count == 1 for count in resolved.values()), resolved
+    stands = any(entry.kind == "saga.concluding" for entry in entries)
+    wrong = "cancel" if stands else "confirm"
+    assert not [thing for verb, thing in resolved if verb == wrong], (wrong, resolved)
+    for name in dict.fromkeys(entry.saga for entry in entries if entry.resource):
+        saga = run.log.view.past(name)
+        marked = [step for step in saga.steps.values() if step.resource]
+        for thing, step in zip(run.script.held, marked, strict=False):
+            if step.state == CONFIRMED:
+                assert resolved["confirm", thing] == 1 and stands
+            if step.state == COMPENSATED:
+                assert resolved["cancel", thing] == 1 and not stands
+            assert not pending(step) or saga.phase != ENDED, f"{thing} is pending in a saga that has ended"
+
+
+def names_are_claimed_for_as_long_as_their_saga_is_open(run: Run) -> None:
+    view = run.log.view
+    marked = {saga.id: [s for s in saga.steps.values() if s.resource] for saga in view.roots()}
+    assert Counter(held.saga for held in view.locks.held.values()) == {
+        saga: len(steps) for saga, steps in marked.items() if steps
+    }
 
 
 def _died_with_its_process(run: Run, thing: str) -> bool:
@@ -259,6 +290,22 @@ def test_the_judge_turns_red_for_a_compensation_that_runs_twice() -> None:
         judge(run)
 
 
+def test_the_judge_turns_red_for_what_is_confirmed_twice_or_cancelled_too() -> None:
+    script = one_step(ends_well=True)
+    script.held = ("h1",)
+    clock = Clock()
+    run = play(script, InMemory(clock), clock, [])
+    judge(run)
+    for wrong in ({("confirm", "h1"): 2}, {("confirm", "h1"): 1, ("cancel", "h1"): 1}, {}):
+        run.world.resolved = Counter(wrong)
+        with pytest.raises(AssertionError):
+            judge(run)
+    run.world.resolved = Counter({("confirm", "h1"): 1})
+    run.log.view.locks.held["00ff"] = Held("00ff", "somebody", 1, 1)
+    with pytest.raises(AssertionError):
+        names_are_claimed_for_as_long_as_their_saga_is_open(run)
+
+
 def scenario_run(seed: int) -> Run:
     clock = Clock()
     return play(scenario(seed), InMemory(clock), clock, [])
@@ -295,6 +342,29 @@ def killed(script: Scenario, moment: str) -> Run:
     clock = Clock()
     names = play(script, InMemory(clock), clock, []).lives[0].points
     return play_both(0, [names.index(moment) + 1], script)
+
+
+@pytest.mark.promise("2.6")
+@pytest.mark.slow
+@pytest.mark.parametrize("power", [False, True])
+def test_a_death_at_every_point_around_the_two_ends_of_what_is_tentative(power: bool) -> None:
+    """And at one more of the recovery after it, with answers that are lost on the way."""
+    fired: Counter[str] = Counter()
+    chance = random.Random(seed := random.randrange(1 << 32))
+    print("seed", seed)
+    lost = {"confirm h1": ["lost after", "lost before"], "cancel h2": ["lands late"], "confirm h2": ["refused"]}
+    for ends_well in (True, False):
+        script = one_step(fate="now", ends_well=ends_well, words=lost)
+        script.held, script.power, script.golden = ("h1", "h2"), power, True
+        clock = Clock()
+        for n in range(1, len(play(script, InMemory(clock), clock, []).lives[0].points) + 1):
+            run = play_both(0, [n], script)
+            fired.update(run.faults)
+            if run.lives[1].points:
+                fired.update(play_both(0, [n, chance.randint(1, len(run.lives[1].points))], script).faults)
+    for verb in ("confirm", "cancel"):
+        for moment in ("begins", "sent", "landed"):
+            assert fired[f"{verb} {moment}"] >= 3, fired
 
 
 @pytest.mark.promise("1.14")

@@ -15,8 +15,8 @@ from amends.runtime.saga import orphaned, settled
 from amends.store.entry import Entry
 from amends.store.errors import Illegal
 
-OUTS = ["", "done", "failed", "present", "absent", "cannot_tell", "approved", "denied", "unknown", "already"]
-STEP_KINDS = sorted(kind for kind in KINDS if kind.startswith(("step.", "undo.")))
+OUTS = ["", "done", "failed", "present", "absent", "cannot_tell", "approved", "denied", "unknown", "already", "nothing"]
+STEP_KINDS = sorted(kind for kind in KINDS if kind.startswith(("step.", "undo.", "confirm.")))
 
 
 def entry(kind: str, seq: int = 10, **fields: Any) -> Entry:

@@ -187,17 +187,28 @@ def story(log: Writer, public: bytes) -> None:
         ref=4,
         again="idempotent",
     )
+    text = canonical(request(two))
+    asked = sha256(text.encode()).hexdigest()
     log.add(
-        "step.asked",
-        {"args": {"to": "all"}},
-        saga=two,
-        step=2,
-        fence=1,
-        tool="wire.send",
-        sem="irreversible",
-        up=[1, 814000],
+        "step.asked", {"args": {"to": "Zoë"}}, {"request": text}, saga=two, step=2, fence=1, tool="wire.send",
+        sem="irreversible", key=key, up=[1, 814000], level=3, policy="9f86d081884c7d65", quorum=2, request=asked,
+        within_ms=86400000,
+    )  # fmt: skip
+    log.add("approval.escalated", {"targets": ["boss"]}, up=[1, 814500], level=1, request=asked)
+    log.add(
+        "vote.cast", {"proof": {"credential": "AQ", "kind": "webauthn", "signature": "AA"}},
+        {"by": "Ada", "note": "fine"},
+        step=2, out="approve", up=[1, 815000], counter=7, credential="AQ", level=4, of=two, person="60303ae22b998861",
+        request=asked,
+    )  # fmt: skip
+    glass = log.add(
+        "vote.cast", {"by": "Bo", "reason": "it cannot wait"}, step=2, out="break_glass", up=[1, 815100], level=1,
+        of=two,
+        person="fd61a03af4f77d87", request=asked, why="denied",
+    )  # fmt: skip
+    log.add(
+        "review.closed", {"by": "Ada", "reason": "it could not"}, ref=glass, up=[1, 815200], person="60303ae22b998861"
     )
-    log.add("step.answered", {"by": "Ada", "note": "fine"}, saga=two, step=2, out="approved", up=[1, 815000])
     log.add(
         "step.refused",
         {"reason": "limit"},
@@ -208,6 +219,11 @@ def story(log: Writer, public: bytes) -> None:
         sem="compensable",
         why="limit",
     )
+    log.add(
+        "step.refused", {"reason": "Bo denied wire.send."}, saga=two, step=2, fence=1, tool="wire.send",
+        sem="irreversible",
+        ref=glass, up=[1, 815300], policy="9f86d081884c7d65", why="denied",
+    )  # fmt: skip
     log.add("saga.suspended", saga=two, fence=1, why="arguments")
     log.add("saga.taken", saga=two, fence=2, driver=other, why="undo")
     log.add("saga.unwinding", saga=two, fence=2, why="asked")
@@ -216,6 +232,105 @@ def story(log: Writer, public: bytes) -> None:
     log.add("saga.escalated", saga=two, step=1, fence=2, why="undo_failed")
     log.add("step.accepted", {"by": "Ada", "reason": "booked by hand"}, saga=two, step=1)
     log.add("saga.ended", saga=two, fence=2, out="settled")
+    gate(log, asked)
+
+
+def gate(log: Writer, asked: str) -> None:
+    """A saga with limits, names and what is tentative; levers, keys and messages."""
+    three, driver = (b32(sha256(name.encode()).digest(), 26) for name in ("three", "driver"))
+    key, name = b32(sha256(b"key").digest(), 32), "0123456789abcdef"
+    log.add("clock.accepted", {"by": "Ada", "reason": "it was ahead", "wall": "2025-11-30T00:00:00.000Z"},
+            up=[1, 816000], by_ms=3600000)  # fmt: skip
+    log.add("saga.opened", {"name": "three"}, saga=three, fence=1, driver=driver)
+    log.add("limit.set", up=[1, 816100], cap=100000, limit="daily", scale=2, unit="EUR", within_ms=86400000)
+    log.add("lock.awaited", saga=three, fence=1, up=[1, 816150], lock=name)
+    log.add("lock.taken", saga=three, fence=1, up=[1, 816200], lock=name)
+    log.add(
+        "step.intended", {"args": {}}, {"votes": [43]}, saga=three, step=1, fence=1, tool="seat.hold",
+        sem="compensable",
+        inv="declared", handler="seat.free", key=key, use={"daily": 4200, f"fast/{name}": 1}, up=[1, 816300],
+        again="keyed", confirm="declared", confirm_again="keyed", confirmer="seat.book", policy="9f86d081884c7d65",
+        request=asked, resource="fedcba9876543210", tags="money,seat",
+    )  # fmt: skip
+    log.add("step.attempted", saga=three, step=1, fence=1, use={f"fast/{name}": 1}, up=[1, 816400], attempt=2)
+    log.add("step.done", saga=three, step=1, fence=1)
+    log.add("lock.freed", saga=three, fence=1, lock=name)
+    log.add("saga.concluding", {"result": 1}, saga=three, fence=1, up=[1, 816500])
+    log.add("confirm.intended", saga=three, step=1, fence=1, handler="seat.book", key=key, attempt=1)
+    log.add("confirm.lost", {"error": "TimeoutError"}, saga=three, step=1, fence=1, up=[1, 816600], why="TimeoutError")
+    log.add("confirm.intended", saga=three, step=1, fence=1, handler="seat.book", key=key, attempt=2)
+    log.add(
+        "confirm.failed", {"error": "ValueError: no"}, saga=three, step=1, fence=1, up=[1, 816700], why="ValueError"
+    )
+    log.add("confirm.intended", saga=three, step=1, fence=1, handler="seat.book", key=key, attempt=3)
+    log.add("confirm.done", saga=three, step=1, fence=1, out="already")
+    log.add("saga.ended", saga=three, fence=1, out="committed")
+    lever = log.add("switch.set", {"by": "Ada", "reason": "odd"}, out="halt", up=[1, 816800], target="tool:wire.*",
+                    undo=1, within_ms=60000)  # fmt: skip
+    log.add("switch.lifted", {"by": "Ada", "reason": "fine"}, ref=lever, up=[1, 816900])
+    event = ""
+    for kind in "founded added revoked rotated quarantined released recovering vetoed recovered".split():
+        statement = canonical({"kind": kind, "nonce": sha256(kind.encode()).hexdigest(), "v": 1})
+        prior, event = event, sha256(statement.encode()).hexdigest()
+        log.add(f"key.{kind}", {"event": statement, "proofs": []}, up=[1, 817000], event=event,
+                **({"prior": prior} if prior else {}))  # fmt: skip
+    about = {"step": 2, "ref": 5, "up": [1, 818000], "attempt": 1, "channel": "ops", "item": "abcdefghij", "level": 1}
+    log.add("notice.claimed", **about, of=three, within_ms=21000)
+    log.add("notice.sent", {"error": "no answer"}, **about, of=three, out="failed")
+
+
+# ---- requests and decisions -----------------------------------------------------------------------------------------
+
+
+def canonical(value: Any) -> str:
+    """The one encoding of section 11: sorted keys, no blanks, UTF-8."""
+    return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
+
+
+def request(saga: str) -> dict[str, Any]:
+    """What people are asked about one step."""
+    return {
+        "args": {"amount": {"$": "decimal", "v": "42.00"}, "rate": {"$": "float", "v": "1.5"}, "to": "Zoë"},
+        "attempt": 1,
+        "break_glass": True,
+        "created": 1764460800000,
+        "effect": "irreversible",
+        "executor": "amends.local/kzdvvj2umnduyauf35o36k6kw4",
+        "expires": 1764547200000,
+        "idempotency_key": b32(sha256(b"key").digest(), 32),
+        "kind": "approval-request",
+        "ledger_id": sha256(b"genesis").hexdigest(),
+        "level": "presence",
+        "nonce": base64.urlsafe_b64encode(sha256(b"nonce").digest()).decode().rstrip("="),
+        "policy": "9f86d081884c7d65",
+        "quorum": 2,
+        "reasons": ["IRREVERSIBLE"],
+        "requester": "agent",
+        "roles": ["approver"],
+        "saga": saga,
+        "saga_name": "follow-up",
+        "step": 2,
+        "tool": "wire.send",
+        "v": 1,
+    }
+
+
+def approval() -> dict[str, Any]:
+    """A request, what names it, what SSH and raw keys sign of either decision, and the challenge of WebAuthn keys."""
+    text = canonical(request(b32(sha256(b"two").digest(), 26)))
+    digest = sha256(text.encode()).hexdigest()
+    signed = {
+        verdict: b"amends/approval/1\0"
+        + canonical({"kind": "approval-decision", "request": digest, "v": 1, "verdict": verdict}).encode()
+        for verdict in ("approve", "deny")
+    }
+    return {
+        "request": text,
+        "digest": digest,
+        "code": "-".join(digest[at : at + 4] for at in range(0, 20, 4)).upper(),
+        "signed": {verdict: message.hex() for verdict, message in signed.items()},
+        "challenge": {verdict: sha256(message).hexdigest() for verdict, message in signed.items()},
+    }
 
 
 def parts(public: bytes) -> list[dict[str, Any]]:
@@ -292,6 +407,7 @@ def made() -> dict[str, Any]:
             {"old": old, "new": new, "proof": [hash.hex() for hash in consistency(old, log.hashes[:new])]}
             for old, new in ((1, 2), (6, 7), (37, 300), (256, 257), (256, 512), (300, 520))
         ],
+        "approval": approval(),
         "parts": parts(public),
         "large": large(),
         "cell": cell(),

@@ -1,0 +1,217 @@
+"""`config.toml` says who is told: one `[[notify]]` table per channel.
+
+    stuck_after_s = 900                    # a saga without progress for so long is stuck; 0 never tells
+
+    [[notify]]
+    name = "ops"
+    kind = "slack"                         # or command, webhook, teams, discord, desktop
+    url_env = "SLACK_URL"                  # the variable that holds the URL, from env_file or the environment
+    env_file = "notify.env"                # NAME=value lines, mode 0600
+    events = ["approval", "escalated"]     # left out: all of them
+
+    [[notify]]
+    name = "pager"
+    kind = "command"
+    command = ["/usr/local/bin/page"]      # one JSON object on standard input; exit 0 is told
+    targets = ["on-call"]                  # of approvals, only those at a level that names it
+    include_args = true
+
+Relative paths start at the folder of the file. The reading is strict, since a misspelt key is a message nobody gets:
+what is wrong is named with its line. A broken file stops no saga, it stops the messages, and is said.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import tomllib
+from collections.abc import Callable, Mapping
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, NamedTuple, NoReturn
+
+from ..store.errors import YouErred
+from .channels import EVENTS, KINDS, TIMEOUT_S, WEBHOOKS, Channel, address_flaw
+from .gate.toml_lines import lines_of
+from .handlers_file import is_env, is_text, is_texts
+
+STUCK_S = 900.0
+TABLE = "notify"
+TOP = ("version", "stuck_after_s", "ui", TABLE)
+"""What stands at the top of the file; [ui] is read by whoever serves the page."""
+LISTENED = tuple(event for event in EVENTS if event != "test")
+
+
+class BadConfig(YouErred):
+    """config.toml cannot be used. `facts`: path, line."""
+
+    code = "bad_config"
+
+
+class Config(NamedTuple):
+    """Who is told, and after how many seconds without progress a saga is stuck (0: never)."""
+
+    channels: tuple[Channel, ...] = ()
+    stuck_after_s: float = STUCK_S
+
+
+def load(path: Path | str) -> Config:
+    """The channels a file declares; none if there is no file. Raises BadConfig with file, line and expectation."""
+    try:
+        text = Path(path).read_text(encoding="utf-8")
+    except FileNotFoundError:
+        return Config()
+    except UnicodeDecodeError:
+        raise _error(path, 1, "it is not UTF-8") from None
+    except OSError as error:
+        raise _error(path, 0, f"it cannot be read: {error.strerror}") from None
+    return read(text, path)
+
+
+def current(path: Path | str) -> Config:
+    """The same, read again only where the file has changed since. Raises BadConfig."""
+    try:
+        found = os.stat(path)
+    except FileNotFoundError:
+        return Config()
+    except OSError as error:
+        raise _error(path, 0, f"it cannot be read: {error.strerror}") from None
+    return _at(str(path), (found.st_mtime_ns, found.st_size, found.st_ino))
+
+
+@lru_cache(8)
+def _at(path: str, stamp: tuple[int, int, int]) -> Config:
+    return load(path)
+
+
+def read(text: str, path: Path | str) -> Config:
+    """The channels in the text of a config.toml that lies at `path`. Raises BadConfig."""
+    try:
+        document = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        place = re.search(r"\(at line (\d+),", str(error))
+        line = int(place[1]) if place else text.count("\n") + 1
+        raise _error(path, line, f"it is not TOML: {str(error).split(' (at ')[0]}") from None
+    except RecursionError:
+        raise _error(path, 1, "it nests too deep") from None
+    return _Reader(Path(path), text).document(document)
+
+
+def _error(path: Path | str, line: int, what: str) -> BadConfig:
+    where = f"{path}, line {line}" if line else f"{path}"
+    return BadConfig(f"{where}: {what}.", next="Nobody is told until it is corrected.", path=str(path), line=line)
+
+
+# ---- what each key takes: (description, test) -----------------------------------------------------------------------
+
+Test = Callable[[Any], bool]
+
+
+def _is_name(value: Any) -> bool:
+    return (
+        is_text(value) and len(value) <= 64 and value.isascii() and value.isprintable() and not set(value) & set('"\\')
+    )
+
+
+def _is_number(value: Any, least: float, most: float) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and least <= value <= most
+
+
+def _is_events(value: Any) -> bool:
+    return is_texts(value) and set(value) <= set(LISTENED)
+
+
+_KEYS: Mapping[str, tuple[str, Test]] = {
+    "name": ("printable ASCII without quote and backslash, 1 to 64 characters", _is_name),
+    "kind": (f"one of {', '.join(KINDS)}", lambda value: value in KINDS),
+    "url": ("an https URL, or http to this machine", lambda value: is_text(value) and not address_flaw(value)),
+    "url_env": ("the name of a variable", lambda value: _is_name(value) and "=" not in value),
+    "command": ("a list of texts, the program first", is_texts),
+    "cwd": ("text", is_text),
+    "env": ("a table of texts", is_env),
+    "env_file": ("text", is_text),
+    "events": (f"a list of some of {', '.join(LISTENED)}", _is_events),
+    "targets": ("a list of texts, not empty", is_texts),
+    "include_args": ("true or false", lambda value: isinstance(value, bool)),
+    "timeout_s": ("seconds from 0.1 to 60", lambda value: _is_number(value, 0.1, 60)),
+}
+_NEEDS: Mapping[str, tuple[str, ...]] = {"command": ("command",), **dict.fromkeys(WEBHOOKS, ("url", "url_env"))}
+"""Kind -> what it needs one of, and no more than one."""
+
+
+class _Reader:
+    """A parsed file beside its text, so that an error names its line."""
+
+    def __init__(self, path: Path, text: str) -> None:
+        self.path, self.base = path, path.absolute().parent
+        self.lines = lines_of(text)
+
+    def document(self, document: dict[str, Any]) -> Config:
+        for key in document:
+            if key not in TOP:
+                self.refuse(0, key, f"unknown key {key}; expected are {', '.join(TOP)}")
+        version = document.get("version", 1)
+        if version != 1 or isinstance(version, bool):
+            self.refuse(0, "version", f"it has version {version!r}, and this amends reads version 1")
+        stuck = document.get("stuck_after_s", STUCK_S)
+        if not _is_number(stuck, 0, 366 * 86400):
+            self.refuse(0, "stuck_after_s", "stuck_after_s is expected to be seconds, 0 for never")
+        tables = document.get(TABLE, [])
+        if not isinstance(tables, list) or not all(isinstance(table, dict) for table in tables):
+            self.refuse(0, TABLE, "[[notify]] tables are expected, with two brackets")
+        channels = [self.channel(place, table) for place, table in enumerate(tables, 1)]
+        for place, channel in enumerate(channels, 1):
+            if channel.name in {other.name for other in channels[: place - 1]}:
+                self.refuse(place, "name", f"another channel is named {channel.name} already")
+        return Config(tuple(channels), float(stuck))
+
+    def channel(self, place: int, table: dict[str, Any]) -> Channel:
+        for key, value in table.items():
+            if key not in _KEYS:
+                self.refuse(place, key, f"unknown key {key}; expected are {', '.join(_KEYS)}")
+            expected, fits = _KEYS[key]
+            if not fits(value):
+                self.refuse(place, key, f"{key} is expected to be {expected}")
+        for key in ("name", "kind"):
+            if key not in table:
+                self.refuse(place, "", f"{key} is missing: {_KEYS[key][0]}")
+        self.fitting(place, table)
+        command = table.get("command", ())
+        return Channel(
+            table["name"], table["kind"], table.get("url", ""), table.get("url_env", ""),
+            (self.program(command[0]), *command[1:]) if command else (),
+            cwd=self.path_of(table.get("cwd", ".")),
+            env=tuple(table.get("env", {}).items()),
+            env_file=self.path_of(table["env_file"]) if "env_file" in table else "",
+            events=tuple(table.get("events", ())), targets=tuple(table.get("targets", ())),
+            include_args=table.get("include_args", False), timeout_s=float(table.get("timeout_s", TIMEOUT_S)),
+        )  # fmt: skip
+
+    def fitting(self, place: int, table: dict[str, Any]) -> None:
+        """Where the message goes is said once, and by a key that belongs to the kind."""
+        kind = table["kind"]
+        wanted = _NEEDS.get(kind, ())
+        for key in ("url", "url_env", "command"):
+            if key in table and key not in wanted:
+                self.refuse(place, key, f"{key} says nothing for kind {kind}")
+        given = [key for key in wanted if key in table]
+        if wanted and not given:
+            self.refuse(place, "", f"{' or '.join(wanted)} is missing: where messages of kind {kind} go")
+        if len(given) > 1:
+            self.refuse(place, given[1], f"{' and '.join(given)} both say where messages go; one of them is asked")
+
+    def path_of(self, path: str) -> str:
+        return os.path.normpath(self.base / os.path.expanduser(path))
+
+    def program(self, name: str) -> str:
+        """A bare name is looked up on PATH when it is started; anything with a slash is a path."""
+        return name if os.path.sep not in name and not name.startswith("~") else self.path_of(name)
+
+    def refuse(self, place: int, key: str, what: str) -> NoReturn:
+        label = f"[[notify]] {place}: " if place else ""
+        raise _error(self.path, self.line_of(place, key), label + what)
+
+    def line_of(self, place: int, key: str) -> int:
+        """The line of a key in the place-th [[notify]] table (0: above all tables), else that of the table."""
+        table = (TABLE, place - 1) if place else ()
+        return self.lines.get((*table, key)) or self.lines.get(table, 1)
