@@ -25,6 +25,7 @@ from ..store.log import BUFFERED, DURABLE, FILED, Log
 from .admission import admit, at_once, attempt
 from .drive import BLOCKING, Drive, current_task, run
 from .facts import body, fact
+from .gate import keyring
 from .gate.policy_file import Policy, unruled
 from .gate.question import GateCall, Question
 from .hosts import recorded_host
@@ -321,7 +322,15 @@ async def mark(drive: Drive, run: Run, call: Call) -> None:
 
 
 def _question(run: Run, call: Call) -> Question:
-    """The call as the gate is asked about it; predicates and scorers of the user run here."""
+    """The call as the gate is asked about it, with what is wrong with the keyring where nothing may start then."""
+    question = _ruled(run, call)
+    if not SEMANTICS[call.sem].asks or not run.engine.state.keys.head:
+        return question
+    return question._replace(ring=keyring.check_ring(keyring.read(run.engine.log)))
+
+
+def _ruled(run: Run, call: Call) -> Question:
+    """What the policy says of a call; predicates and scorers of the user run here."""
     engine = run.engine
     if engine.policy.silent:
         return unruled(call.tool, call.sem, run.id, run.outermost.id, call.tags, call.locks, engine.meter)

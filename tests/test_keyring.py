@@ -24,7 +24,7 @@ from hypothesis import strategies as st
 from soft_keys import ORIGIN, SoftPasskey, SoftRaw, SoftSsh
 from world import home_kit
 
-from amends import AgentKit
+from amends import IRREVERSIBLE, REVERSIBLE, AgentKit, Compensation, PreFlightGate, Rule, SagaAborted, Verdict
 from amends.runtime.facts import body, fact
 from amends.runtime.gate import ceremonies, keyring
 from amends.runtime.gate.keyevent import (
@@ -39,6 +39,7 @@ from amends.runtime.gate.keyevent import (
 )
 from amends.runtime.gate.keyring import History, Keys, Ring, Told, ring_of
 from amends.runtime.gate.proof import APPROVAL, KEYRING, Credential, Unproven, base64url
+from amends.runtime.gate.rules import tool_is
 from amends.runtime.gate.statement import APPROVAL_TAG, decision
 from amends.runtime.state import State
 from amends.store.clock import SystemClock
@@ -834,6 +835,26 @@ def test_what_a_newer_version_says_of_keys_freezes_the_ring(kit: AgentKit) -> No
         ring = ceremonies.ring_now(kit)
         assert bool(ring.frozen) == frozen and bool(ring.credentials) != frozen
     assert "newer amends" in ring.frozen and [need.kind for need in ceremonies.needs(kit)] == ["keyring_frozen"]
+
+
+@pytest.mark.promise("3.6")
+def test_a_frozen_ring_stops_also_what_a_rule_would_let_happen_unasked() -> None:
+    gate = PreFlightGate([Rule("trusted", tool_is("mail.send"), Verdict.ALLOW)])
+    sent: list[str] = []
+    with AgentKit.in_memory(gate=gate) as agent:
+        found(agent)
+        with agent.transaction() as saga:
+            saga.execute("mail.send", lambda: sent.append("before"), semantics=IRREVERSIBLE)
+        later = json.dumps({"kind": "revoked", "v": 2, "whom": BOB.id}, separators=(",", ":"), sort_keys=True)
+        draft = fact("key.revoked", body(event=json.dumps(later).encode(), proofs=b"[]"),
+                     event=sha256(later.encode()).hexdigest(), prior=position(ceremonies.ring_now(agent).tips),
+                     up=True)  # fmt: skip
+        agent.log.commit(lambda state, now: (draft,))
+        with pytest.raises(SagaAborted) as aborted, agent.transaction() as saga:
+            saga.execute("mail.send", lambda: sent.append("after"), semantics=IRREVERSIBLE)
+        with agent.transaction() as saga:  # what can be taken back goes on
+            saga.execute("file.write", lambda: sent.append("undoable"), semantics=REVERSIBLE, undo=Compensation(print))
+    assert aborted.value.cause.code == "ring_frozen" and sent == ["before", "undoable"]
 
 
 def test_a_device_that_cannot_check_a_key_freezes_and_does_not_guess(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -52,8 +52,9 @@ def transfer(**args):
     return {"id": "tr_1"}
 
 name, timeout, level = sys.argv[1], float(sys.argv[2]), sys.argv[3] or None
+policy = ApprovalPolicy(timeout=timeout, level=level, quorum=2 if level == "quorum" else 1)
 args = {"amount": Decimal("4200.00"), "currency": "EUR", "payee": "M\\u00fcller GmbH", "reference": os.environ["WHY"]}
-with AgentKit("billing-agent", gate=PreFlightGate(approval=ApprovalPolicy(timeout=timeout, level=level))) as kit:
+with AgentKit("billing-agent", gate=PreFlightGate(approval=policy)) as kit:
     try:
         with saga_scope(name, kit=kit) as saga:
             saga.execute("bank.transfer", transfer, args, semantics=ActionSemantics.IRREVERSIBLE)
@@ -222,19 +223,20 @@ def test_what_an_agent_wrote_can_neither_act_nor_hide_nor_turn_the_letters(desk:
 
 LAID_OUT = """
 (() => {
-  const boxes = Object.fromEntries(['#code', '#left', '#deny', '#approve', '#bar input[name=name]'].map((name) => {
-    const b = document.querySelector(name).getBoundingClientRect();
-    return [name, {l: b.left, t: b.top, r: b.right, b: b.bottom}];
-  }));
+  const parts = [...document.querySelectorAll('#code, #left, #bar input, #bar button, #bar .label')].map((part) => {
+    const range = document.createRange();
+    range.selectNodeContents(part);
+    const box = (part.matches('.label, #left, #code') ? range : part).getBoundingClientRect();
+    return {name: part.id || part.name || part.innerText, l: box.left, t: box.top, r: box.right, b: box.bottom};
+  });
   const out = (b) => b.l < 0 || b.t < 0 || b.r > innerWidth || b.b > innerHeight || b.r - b.l < 10;
-  const inside = Object.entries(boxes).filter(([, b]) => out(b));
-  const names = Object.keys(boxes), over = [];
-  for (const [i, one] of names.entries()) for (const other of names.slice(i + 1)) {
-    const a = boxes[one], c = boxes[other];
-    if (a.l < c.r - 0.5 && c.l < a.r - 0.5 && a.t < c.b - 0.5 && c.t < a.b - 0.5) over.push(`${one} over ${other}`);
+  const over = [];
+  for (const [i, a] of parts.entries()) for (const c of parts.slice(i + 1)) {
+    const apart = a.l >= c.r - 0.5 || c.l >= a.r - 0.5 || a.t >= c.b - 0.5 || c.t >= a.b - 0.5;
+    if (!apart) over.push(`${a.name} over ${c.name}`);
   }
-  return {outside: inside.map(([name]) => name), over, wide: document.documentElement.scrollWidth > innerWidth,
-          focus: document.activeElement.id};
+  return {outside: parts.filter(out).map((part) => part.name), over, parts: parts.length,
+          wide: document.documentElement.scrollWidth > innerWidth, focus: document.activeElement.id};
 })()
 """
 
@@ -246,7 +248,7 @@ def test_code_countdown_and_buttons_are_seen_without_scrolling(desk: Desk, width
     desk.agent()
     desk.open()
     seen = desk.page.js(LAID_OUT)
-    assert seen == {"outside": [], "over": [], "wide": False, "focus": "deny"}, seen
+    assert seen == {"outside": [], "over": [], "wide": False, "focus": "deny", "parts": 8}, seen
     desk.page.js("window.scrollTo(0, document.body.scrollHeight)")
     assert desk.page.js(LAID_OUT)["outside"] == [], "and at the end of the page"
     for name, path in (("approval", ""), ("inbox", "nav a[data-page=inbox]"), ("keys", "nav a[data-page=keys]"),
@@ -258,6 +260,25 @@ def test_code_countdown_and_buttons_are_seen_without_scrolling(desk: Desk, width
         if SHOTS:
             desk.page.js("window.scrollTo(0, 0)")
             desk.page.shot(SHOTS / f"{name}-{width}-{'dark' if dark else 'light'}.png")
+
+
+@pytest.mark.parametrize(("width", "height"), SIZES)
+def test_where_several_people_are_needed_the_code_is_typed_and_one_yes_is_not_enough(
+    desk: Desk, width: int, height: int
+) -> None:
+    found(desk)
+    desk.page.window(width, height)
+    desk.agent(level="quorum")
+    item = desk.open()
+    seen = desk.page.js(LAID_OUT)
+    assert seen == {"outside": [], "over": [], "wide": False, "focus": "deny", "parts": 10}, seen
+    desk.page.click("#approve")
+    desk.page.until("document.querySelector('#bar .said').innerText.includes('first four')")
+    assert not desk.votes()
+    desk.page.fill("#bar input[name=group]", signing.review(desk.kit, item).code[:4].lower())
+    desk.page.click("#approve")
+    assert "1 of 2 have said yes" in desk.said()
+    assert len(desk.votes()) == 1 and not desk.sent()
 
 
 def test_the_list_is_live_and_the_keyboard_leads_through_it(desk: Desk) -> None:

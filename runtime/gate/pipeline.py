@@ -57,8 +57,9 @@ def _locks(state: State, question: Question, now: Now) -> Answer:
 
 
 def _approvals(state: State, question: Question, now: Now) -> Answer:
-    """People are asked outside the transaction (asking.py); where no deadline could be trusted, nobody is."""
-    return check_clock(state, question, now), ()
+    """People are asked outside the transaction (asking.py), and nobody is where no signature counts or no deadline could
+    be trusted."""
+    return question.ring or check_clock(state, question, now), ()
 
 
 CHECKS: tuple[tuple[str, Callable[[State, Question, Now], Answer]], ...] = (

@@ -80,7 +80,8 @@ class Ruling(NamedTuple):
 
 class Question(NamedTuple):
     """One call put to the gate. saga and root are header ids; locks are 16 hex digits; policy is the digest of the
-    policy in force, 16 hex digits, or empty. refused: what was wrong with the call before any state was looked at."""
+    policy in force, 16 hex digits, or empty. refused: what was wrong with the call before any state was looked at.
+    ring: why the keyring counts for nothing, asked for what is irreversible."""
 
     tool: str
     sem: str
@@ -94,6 +95,7 @@ class Question(NamedTuple):
     tier: Tier | None = None
     policy: str = ""
     refused: Refusal | None = None
+    ring: Refusal | None = None
     attempt: int = 1
     begins: bool = False  # the saga is not open yet: its first step
 

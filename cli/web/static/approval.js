@@ -180,8 +180,8 @@ function decide(state, request, code, tell, typed) {
   const name = el("input", { name: "name", autocomplete: "name", maxlength: 100, value: typed ?? localStorage.getItem(NAME) ?? "", placeholder: "Ada Lovelace" });
   const group = el("input", { name: "group", autocomplete: "off", maxlength: 4, placeholder: "0000" });
   const who = el("div", { class: "who" },
-    top ? el("label", null, el("span", { class: "label" }, "First group of the code"), group) : null,
-    el("label", null, el("span", { class: "label" }, seen.named ? "Your name" : "Your name, to deny without key"), name));
+    top ? el("label", null, el("span", { class: "label" }, "First four of the code"), group) : null,
+    el("label", null, el("span", { class: "label" }, seen.named ? "Your name" : top ? "Your name, to deny" : "Your name, to deny without key"), name));
   const no = button("Deny", { class: "danger", id: "deny", "data-first": true }, () => act("deny"));
   const yes = button(seen.named ? "Approve" : "Approve with key", { class: "main", id: "approve" }, () => act("approve"));
   yes.addEventListener("keydown", (event) => event.key === "Enter" && event.preventDefault());
@@ -190,7 +190,7 @@ function decide(state, request, code, tell, typed) {
   if (why === "no key") queueMicrotask(() => tell(notice("ask", `It needs ${seen.evidence}, and none of the keys that can give it signs in a browser. `, seen.ways.map((way) => [el("code", null, visible(way)), " "]))));
 
   function missing(verdict, byKey) {
-    if (verdict === "approve" && top && group.value.trim().toUpperCase() !== code.slice(0, 4)) return [group, "Type the first group of the check code, as another screen shows it."];
+    if (verdict === "approve" && top && group.value.trim().toUpperCase() !== code.slice(0, 4)) return [group, "Type the first four characters of the check code, as another screen shows it."];
     if (!byKey && !name.value.trim()) return [name, "Say who you are."];
     return null;
   }
