@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from ..runtime.gate.proof import Credential, Unproven, base64url, ssh_proof, verify
-from ..runtime.gate.statement import VERDICTS, decision, request_digest
+from ..runtime.gate.statement import APPROVE, BREAK_GLASS, DENY, decision, request_digest
 from ..store.errors import BadValue, Refused, YouErred
 
 REQUEST, DECISION = "amends-request", "amends-decision"
@@ -119,11 +119,24 @@ def read_answer(content: bytes, digest: str, verdict: str, credentials: Iterable
     if said.get("request") != digest:
         raise Refused("This answers another request.", next="`amends inbox` lists what is asked.", code="other_request")
     if said.get("verdict") != verdict:
-        other = said.get("verdict") if said.get("verdict") in VERDICTS else "neither"
-        raise Refused(f"This answer says {other}.", next=f"`amends {other} ITEM --import FILE` takes it." if other in
-                      VERDICTS else "Ask again.", code="other_verdict")  # fmt: skip
+        raise _other_verdict(said.get("verdict"))
     proof: dict[str, Any] = said["proof"]
     return proof
+
+
+_TAKES = {
+    APPROVE: "approve ITEM", DENY: "deny ITEM", BREAK_GLASS: "approve ITEM --break-glass --reason TEXT",
+}  # fmt: skip
+"""verdict -> the verb that takes it"""
+
+
+def _other_verdict(other: object) -> Refused:
+    verb = _TAKES.get(other) if isinstance(other, str) else None
+    return Refused(
+        f"This answer says {str(other).replace('_', ' ') if verb else 'neither'}.",
+        next=f"`amends {verb} --import FILE` takes it." if verb else "Ask again.",
+        code="other_verdict",
+    )
 
 
 def _raw_answer(signature: bytes, signed: bytes, credentials: Iterable[Credential]) -> dict[str, Any]:

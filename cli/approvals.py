@@ -3,7 +3,10 @@
 `amends approve ITEM` draws the request from the signed bytes: every argument, whole, what agents wrote behind a bar
 that nothing of theirs can draw; who asks, what is new about it, how long there is left, and a code to compare with
 another screen. Then it takes a name, or what a key signs: a USB key, an SSH key, a raw key in a file, a browser, or a
-file that comes back from elsewhere. Enter decides nothing, a pipe decides nothing, and no option says yes for you.
+file that comes back from elsewhere. Enter decides nothing, standard input is read only where it is a terminal, and
+there is no `--yes`. A name, or a key in a file, that a script passes on its command line does decide, at its own level
+and no higher: where nobody sits, nobody is asked to type the code. A touch is a touch, whoever asks for it; and
+`--no-input` approves nothing, whatever signs.
 
 Every way ends at the one door (gate/signing.py), which checks the proof and records the decision.
 """
@@ -20,6 +23,7 @@ import time
 import unicodedata
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from shlex import quote
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
@@ -29,7 +33,8 @@ from ..runtime.gate.approvals import APPROVED, DENIED, PENDING, SPENT
 from ..runtime.gate.levels import LEVELS
 from ..runtime.gate.proof import APPROVAL, Credential
 from ..runtime.gate.shown import Field, about, fields_of, headline
-from ..runtime.gate.statement import APPROVE, DENY, check_code, decision
+from ..runtime.gate.statement import APPROVE, BREAK_GLASS, DENY, check_code, decision
+from ..runtime.gate.ways import deciding
 from ..runtime.plain import plain
 from ..store.errors import NotFound, Refused, YouErred
 from . import ui
@@ -65,6 +70,16 @@ class Asked(NamedTuple):
     qr: bool
     page: bool
     no_input: bool
+
+    @property
+    def says(self) -> str:
+        """The verdict that is signed."""
+        return BREAK_GLASS if self.break_glass else self.verdict
+
+    @property
+    def again(self) -> str:
+        """The verb, as whoever brings an answer back has to say it."""
+        return f"{self.verdict} ITEM" + (" --break-glass --reason TEXT" if self.break_glass else "")
 
     @property
     def signers(self) -> list[str]:
@@ -128,6 +143,8 @@ def _decide(item: str | None, request: str | None, asked: Asked) -> int | None:
         raise YouErred(f"{' and '.join(asked.signers)}: one way to sign at a time.", next="Choose one.")
     if asked.signers and (asked.export or asked.qr) and request is None:
         raise YouErred(f"{asked.signers[0]} signs here, --export and --qr elsewhere.", next="Choose one.")
+    if asked.page and asked.no_input:
+        raise YouErred("--page opens a browser to ask in, and --no-input asks nothing.", next="Choose one.")
     if asked.page:
         _in_the_browser(item, asked)
     elif (item is None) == (request is None):
@@ -154,8 +171,9 @@ def _in_the_browser(item: str | None, asked: Asked) -> None:
 
 def _decide_here(kit: AgentKit, item: str, asked: Asked) -> int | None:
     review = _review(kit, item, asked)
-    show(_lines_of(review), err=ui.session().as_json)
-    if _over(review, asked):
+    over = _over(review, asked)
+    show(_lines_of_the_past(review) if over else _lines_of(review), err=ui.session().as_json)
+    if over:
         _too_late(kit, review, asked)
     elif asked.export or (asked.qr and not asked.imported):
         _sent(kit, review, asked)
@@ -191,17 +209,25 @@ def _over(review: Review, asked: Asked) -> bool:
 
 def _too_late(kit: AgentKit, review: Review, asked: Asked) -> None:
     """An answer that costs nobody a touch is recorded, and never used; whoever gives it is told who was first."""
-    if asked.imported or (asked.by and not asked.signers and not (asked.no_input and asked.verdict == APPROVE)):
+    silent = asked.no_input and asked.verdict == APPROVE
+    if not silent and (asked.imported or (asked.by and not asked.signers)):
         with Countdown(0) as countdown:
             proof = _proof(kit, review, asked, countdown) if asked.imported else None
         _voted(kit, review, asked, proof)
-    first = next((f"{by} {SAID[out]} it already" for by, out, _ in review.voted if out in SAID), "")
-    decided = review.standing in (APPROVED, DENIED, SPENT)
     raise Refused(
-        f"{first if first and decided else f'This request is {review.standing}'}: there is nothing to decide.",
-        next=f"Run `amends show {review.saga}`.",
-        code="decided" if decided else review.standing,
+        f"{_how_it_ended(review)}: there is nothing to decide.",
+        next=f"Run `amends show {quote(review.saga)}`.",
+        code="decided" if review.standing in _DECIDED else review.standing,
     )
+
+
+_DECIDED = frozenset((APPROVED, DENIED, SPENT))
+
+
+def _how_it_ended(review: Review) -> str:
+    decisive = (DENY,) if review.standing == DENIED else ("approve", "break_glass")
+    said = [f"{by} {SAID[out]} it already" for by, out, _ in review.voted if out in decisive]
+    return said[-1] if said and review.standing in _DECIDED else f"This request is {review.standing}"
 
 
 def _voted(kit: AgentKit, review: Review, asked: Asked, proof: dict[str, Any] | None) -> None:
@@ -209,18 +235,32 @@ def _voted(kit: AgentKit, review: Review, asked: Asked, proof: dict[str, Any] | 
         kit, review.item, asked.verdict, by=asked.by, proof=proof, note=asked.note, reason=asked.reason,
         break_glass=asked.break_glass,
     )  # fmt: skip
+    way = _onward(kit, review, receipt)
     if ui.session().as_json:
-        return ui.emit(receipt._asdict() | {"decision": SAID[receipt.verdict], "by": receipt.by})
-    return _told(receipt)
+        return ui.emit(receipt._asdict() | {"decision": SAID[receipt.verdict], "in_the_way": way})
+    return _told(receipt, way)
 
 
-def _told(receipt: Receipt) -> None:
+def _onward(kit: AgentKit, review: Review, receipt: Receipt) -> list[str]:
+    """Why what was approved does not go on now; empty if it does, or was not."""
+    from ..runtime.inbox import in_the_way
+
+    return in_the_way(kit, review.digest) if receipt.standing == APPROVED else []
+
+
+def _told(receipt: Receipt, way: Sequence[str]) -> None:
+    """The result, last and by itself."""
+    ui.say()
     verb = "broke the glass for" if receipt.verdict == "break_glass" else SAID[receipt.verdict]
     where = f"{receipt.item} ({receipt.saga}, step {receipt.step} {receipt.tool})"
     ui.say(ui.Word(f"{receipt.by} {verb} {where}.", "good" if receipt.verdict == DENY else "bold"))
     said = {"approved": "It goes on.", "denied": "It does not happen.",
             "pending": f"{receipt.have} of {receipt.need} have said yes; it waits for the others."}  # fmt: skip
+    if way:
+        said["approved"] = "That is recorded, and it does not go on now."
     ui.say(said.get(receipt.standing, f"It is {receipt.standing}."), f" Record {receipt.seq}.")
+    for one in way:
+        ui.say(ui.Word("! ", "ask"), one)
 
 
 def _nothing_decided(review: Review, asked: Asked) -> int:
@@ -230,6 +270,7 @@ def _nothing_decided(review: Review, asked: Asked) -> int:
         error = {"code": "signer_needed", "message": "Nothing was decided.", "next": f"Run {' or '.join(ways)}."}
         ui.emit(document(review) | {"error": error})
         return 2
+    ui.say()
     ui.say("Nothing was decided. To decide:")
     for way in ways:
         ui.say("    ", ui.Word(way, "bold"))
@@ -238,13 +279,7 @@ def _nothing_decided(review: Review, asked: Asked) -> int:
 
 def ways_of(review: Review, verdict: str) -> list[str]:
     """The commands that would do, by what the request asks."""
-    start = f"amends {verdict} {review.item}"
-    if verdict == DENY or review.level_word == "named":
-        return [f"{start} --by NAME"]
-    kinds = {one.kind for one in review.credentials}
-    ways = [("webauthn", f"{start} --usb"), ("webauthn", f"{start} --page"), ("ssh-sk", f"{start} --ssh KEY"),
-            ("ssh", f"{start} --ssh KEY"), ("raw", f"{start} --key FILE")]  # fmt: skip
-    return list(dict.fromkeys(way for kind, way in ways if kind in kinds)) or ["amends keys list"]
+    return list(deciding(review.item, verdict, review.level, review.roles, review.credentials))
 
 
 # ---- what is seen ---------------------------------------------------------------------------------------------------
@@ -268,6 +303,14 @@ def _lines_of(review: Review) -> Iterator[Line]:
     yield from _bottom(review.code, review.left_ms)
 
 
+def _lines_of_the_past(review: Review) -> Iterator[Line]:
+    """One that is over: that first, and nothing of what it would have taken."""
+    yield (ui.Word(f"{_how_it_ended(review)}: there is nothing to decide.", "bad"),)
+    yield from _seen(review.headline, review.fields, review.about)
+    for by, out, level in review.voted:
+        yield (f"{by} said {out.replace('_', ' ')} ({level})",)
+
+
 def _needs(review: Review) -> str:
     people = f", of each of {review.need} people; {review.have} have said yes" if review.need > 1 else ""
     roles = f", in the role {' or '.join(map(plain, review.roles))}" if review.roles else ""
@@ -279,12 +322,12 @@ def _seen(title: str, fields: Sequence[Field], rest: Sequence[Field]) -> Iterato
     for line in _wrapped(title, _width()):
         yield (ui.Word(line, "bold"),)
     yield (ui.Word("signed with it:", "dim"),)
-    yield from _fields(sorted(rest, key=lambda field: field.label in TECHNICAL, reverse=True))
+    yield from drawn(sorted(rest, key=lambda field: field.label in TECHNICAL, reverse=True))
     yield (ui.Word("what it is given; behind the bar stands what the agent wrote, and nobody has checked it:", "dim"),)
-    yield from _fields(fields)
+    yield from drawn(fields)
 
 
-def _fields(fields: Sequence[Field]) -> Iterator[Line]:
+def drawn(fields: Sequence[Field]) -> Iterator[Line]:
     """Values, whole, each of their lines behind the bar; names that are too long stand above them."""
     names = [_name(field) for field in fields]
     column = max((_columns(name) for name in names if _columns(name) <= NAME_MAX), default=0)
@@ -340,7 +383,7 @@ def _columns(text: str) -> int:
 def document(review: Review) -> dict[str, Any]:
     """A request for scripts: the signed text, what is drawn from it, and what stands of it."""
     told = review._asdict()
-    for name in ("approve", "deny"):
+    for name in ("approve", "deny", "glass"):
         del told[name]
     return told | {
         "request": review.request.decode(),
@@ -355,12 +398,16 @@ def document(review: Review) -> dict[str, Any]:
 
 def _proof(kit: AgentKit, review: Review, asked: Asked, countdown: Countdown) -> dict[str, Any] | None:
     """What the chosen signer makes; None where a name is enough."""
-    signed = review.approve if asked.verdict == APPROVE else review.deny
+    signed = _to_sign(review, asked)
     if asked.imported:
         from .airgap import read_answer
 
-        return read_answer(_read(asked.imported), review.digest, asked.verdict, _all(kit))
+        return read_answer(_read(asked.imported), review.digest, asked.says, _all(kit))
     return _made(asked, signed, review.code, _may(kit, review, asked), countdown, _rp_id(kit))
+
+
+def _to_sign(review: Review, asked: Asked) -> bytes:
+    return {APPROVE: review.approve, DENY: review.deny, BREAK_GLASS: review.glass}[asked.says]
 
 
 def _made(
@@ -529,7 +576,7 @@ def _sent(kit: AgentKit, review: Review, asked: Asked) -> None:
     packed = request_document(review.request, _may(kit, review, asked))
     made: list[Path] = []
     if asked.export:
-        signed = review.approve if asked.verdict == APPROVE else review.deny
+        signed = _to_sign(review, asked)
         seen = "".join(f"{''.join(_text(part) for part in line)}\n" for line in _lines_of(review))
         made = export(Path(asked.export), signed, seen, packed)
     if asked.qr:
@@ -543,7 +590,7 @@ def _sent(kit: AgentKit, review: Review, asked: Asked) -> None:
         ui.say("written: ", str(one))
     if made:
         ui.say(f"Sign it anywhere: `ssh-keygen -Y sign -f KEY -n {APPROVAL} {made[0]}`; then")
-    ui.say(f"    amends {asked.verdict} {review.item} --import FILE")
+    ui.say(f"    amends {asked.again.replace('ITEM', review.item)} --import FILE")
     return None
 
 
@@ -566,9 +613,9 @@ def _pasted(kit: AgentKit, review: Review, asked: Asked) -> None:
     with Countdown(review.left_ms) as countdown:
         typed = _line("Paste the answer, one line that begins with AMENDS1; Enter decides nothing: ", countdown.over)
     if not typed.strip():
-        raise Refused("Nothing was decided.", next=f"Later: `amends {asked.verdict} {review.item} --import FILE`.",
-                      code="not_confirmed")  # fmt: skip
-    _voted(kit, review, asked, read_answer(typed.encode(), review.digest, asked.verdict, _all(kit)))
+        later = f"Later: `amends {asked.again.replace('ITEM', review.item)} --import FILE`."
+        raise Refused("Nothing was decided.", next=later, code="not_confirmed")
+    _voted(kit, review, asked, read_answer(typed.encode(), review.digest, asked.says, _all(kit)))
 
 
 def _answer_elsewhere(path: Path, asked: Asked) -> None:
@@ -584,13 +631,16 @@ def _answer_elsewhere(path: Path, asked: Asked) -> None:
     show(_seen(headline(fields), tuple(fields_of(fields["args"])), tuple(about(fields))), err=ui.session().as_json)
     show(_bottom(code, max(0, left_ms)), err=ui.session().as_json)
     usb = [Credential(one, "webauthn", -8, "") for one in found.usb]
-    signed = decision(found.digest, asked.verdict)
+    signed = decision(found.digest, asked.says)
+    if asked.break_glass and not fields.get("break_glass", True):
+        raise Refused(f"The policy lets nobody break the glass for {plain(fields['tool'])}.",
+                      next="Approve it as the policy asks.", code="no_break_glass")  # fmt: skip
     if left_ms <= 0:
         raise Refused("The time of this request is over.", next="Ask again.", code="expired")
     with Countdown(left_ms) as countdown:
         proof = _made(asked, signed, code, usb if asked.usb else None, countdown, RP_ID)
     assert proof is not None
-    answer = decision_document(found.digest, asked.verdict, proof)
+    answer = decision_document(found.digest, asked.says, proof)
     if asked.export:
         write(Path(asked.export), pack(answer).encode() + b"\n")
     if ui.session().as_json:
@@ -599,7 +649,7 @@ def _answer_elsewhere(path: Path, asked: Asked) -> None:
         _draw(answer)
     elif not asked.export:
         ui.say("the answer: ", pack(answer))
-    ui.say("On the device that asked: ", ui.Word(f"amends {asked.verdict} ITEM --import FILE", "bold"))
+    ui.say("On the device that asked: ", ui.Word(f"amends {asked.again} --import FILE", "bold"))
     return None
 
 

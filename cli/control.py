@@ -22,6 +22,7 @@ from ..store.identity import adopt, open_log
 from . import ui
 from .device import acting, home, looking
 
+_TOLD = " Whoever starts tells nobody; whoever runs goes on as before."
 SHOWN = 20
 """Rows of a kind that are shown to people."""
 
@@ -90,6 +91,11 @@ def _told(document: dict[str, Any]) -> None:
     ui.say("switch    ", ui.Word(switch, "good" if switch == RUNNING else "bad"))
     for lever in document["levers"]:
         ui.say("          ", *_lever(lever))
+    policy = document["policy"]
+    if policy["broken"]:
+        ui.say("policy    ", ui.Word("BROKEN: no new step starts. ", "bad"), policy["broken"])
+    if document["config"]["broken"]:
+        ui.say("config    ", ui.Word("BROKEN: ", "bad"), document["config"]["broken"], _TOLD)
     ui.say(f"home      {document['home']}")
     ui.say(f"survives  {document['guarantees']['survives']}")
     ui.say(f"records   {document['records']}")
@@ -109,7 +115,8 @@ def _told(document: dict[str, Any]) -> None:
         ("untold", _untold, document["notices"]),
     ):  # fmt: skip
         _listed(title, [say(row) for row in rows])
-    ui.say("policy    ", *_policy(document["policy"]))
+    if not policy["broken"]:
+        ui.say("policy    ", policy["digest"] or "none: irreversible steps need a person, nothing else is asked")
     ui.say("keys      ", *_keys(document["keyring"]))
 
 
@@ -160,12 +167,6 @@ def _lock(lock: dict[str, Any]) -> list[object]:
 
 def _untold(told: dict[str, Any]) -> list[object]:
     return [ui.Word(f"{told['channel']} could not be told of {told['item']}", "bad"), f", attempt {told['attempt']}"]
-
-
-def _policy(policy: dict[str, Any]) -> list[object]:
-    if policy["broken"]:
-        return [ui.Word(policy["broken"], "bad")]
-    return [policy["digest"] or "none: irreversible steps need a person, nothing else is asked"]
 
 
 def _keys(keyring: dict[str, Any]) -> list[object]:

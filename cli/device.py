@@ -101,6 +101,16 @@ def acting(imports: Sequence[str] = ()) -> Iterator[AgentKit]:
 
 
 @contextmanager
+def beginning() -> Iterator[AgentKit]:
+    """The device's log, to write to; made if there is none yet."""
+    kit = Acting("amends", home=home().path, warn=ui.warn)
+    try:
+        yield kit
+    finally:
+        kit.close()
+
+
+@contextmanager
 def steering() -> Iterator[AgentKit]:
     """The device's log, to set and lift levers."""
     kit = Steering("amends", home=existing().path, warn=ui.warn)

@@ -25,6 +25,7 @@ from ..runtime.channels import Message, send, unready
 from ..runtime.config_file import load as read_config
 from ..runtime.due import unwinding_order
 from ..runtime.gate import clock
+from ..runtime.gate.policy_file import Policy
 from ..runtime.hosts import Hosts
 from ..runtime.inverse import read
 from ..runtime.openings import blob_at, raw_fields, whole
@@ -424,6 +425,17 @@ def _told(patient: Patient) -> Iterator[Said]:
         yield Said("ok", "nobody is told of what needs a person: config.toml names no channel")
 
 
+def _policy(patient: Patient) -> Iterator[Said]:
+    """Whether the policy can be read: of a broken one every new step is refused, and no agent starts."""
+    try:
+        digest = Policy(patient.home.policy).digest
+    except AmendsError as error:
+        yield Said("bad", error.message, error.next)
+        return
+    none = "there is none: irreversible tools ask a person, everything else is allowed"
+    yield Said("ok", f"{patient.home.policy} is sound, digest {digest}" if digest else none)
+
+
 CHECKS: dict[str, Callable[[Patient], Iterator[Said]]] = {
     "home": _place,
     "disk": _disk,
@@ -432,6 +444,7 @@ CHECKS: dict[str, Callable[[Patient], Iterator[Said]]] = {
     "log": _log,
     "sagas": _sagas,
     "handlers": _handlers,
+    "policy": _policy,
     "told": _told,
     "service": _daemon,
     "secrets": _secrets,

@@ -35,14 +35,17 @@ from ..runtime.gate.keyevent import (
     refuse,
 )
 from ..runtime.gate.keyring import Ring
-from ..runtime.gate.levels import LEVELS
+from ..runtime.gate.levels import LEVELS, PRESENT
 from ..runtime.gate.proof import EDDSA, ES256, KEYRING, Credential, Verified, base64url, level_of
+from ..runtime.gate.shown import fields_of
+from ..runtime.gate.signing import able
 from ..runtime.gate.statement import check_code
 from ..runtime.kit import AgentKit
 from ..store import note
 from ..store.errors import NotFound, YouErred
 from . import raw_key, ssh_key, ui
-from .device import acting, looking
+from .approvals import drawn, show
+from .device import acting, beginning, looking
 
 EVENT = "amends-keyring-event"
 PREFIX_MIN, SHOWN_ID = 4, 26
@@ -192,7 +195,7 @@ def _say_done(kit: AgentKit, receipt: ceremonies.Receipt) -> None:
     ring = ceremonies.ring_now(kit)
     if ui.session().as_json:
         said = {"kind": receipt.kind, "event": receipt.event, "record": receipt.seq, "head": receipt.head}
-        return ui.emit(said | {"keys": _rows(ring)})
+        return ui.emit(said | {"keys": rows(ring)})
     ui.say(ui.Word(receipt.kind, "good"), f", record {receipt.seq}; the keyring is now {check_code(receipt.head)}.")
     return None
 
@@ -234,16 +237,21 @@ def _load(file: Path) -> tuple[dict[str, Any], Event]:
 # ---- looking --------------------------------------------------------------------------------------------------------
 
 
-def _rows(ring: Ring) -> list[dict[str, Any]]:
+def rows(ring: Ring) -> list[dict[str, Any]]:
+    """The keys of a ring for people: those that are live first, each person's together."""
     states = (("live", ring.credentials), ("quarantined", ring.quarantined), ("dead", ring.dead))
-    return [_row(key, state) for state, held in states for key in held.values() if key.roles]
+    found = [(state, key) for state, held in states for key in held.values() if key.roles]
+    order = [state for state, _ in states]
+    found.sort(key=lambda one: (order.index(one[0]), one[1].person, one[1].label))
+    return [row(key, state) for state, key in found]
 
 
-def _row(key: Credential, state: str) -> dict[str, Any]:
+def row(key: Credential, state: str) -> dict[str, Any]:
+    """A key for people; level: the best evidence that it can give."""
     best = LEVELS[level_of(key, Verified(key.id, True, True, 0))][0]
     return {
-        "id": key.id, "person": key.person, "roles": list(key.roles), "kind": key.kind, "alg": key.alg, "level": best,
-        "label": key.label, "state": state, "fingerprint": fingerprint(key),
+        "id": key.id, "person": key.person, "roles": sorted(key.roles, key=ROLES.index), "kind": key.kind,
+        "alg": key.alg, "level": best, "label": key.label, "state": state, "fingerprint": fingerprint(key),
     }  # fmt: skip
 
 
@@ -260,7 +268,7 @@ def list_() -> int:
         needs = ceremonies.needs(kit)
         left = ring.recovery.until - kit.log.now().lived if ring.recovery else 0
     document = {
-        "founded": ring.founded, "head": ring.head, "frozen": ring.frozen or None, "keys": _rows(ring),
+        "founded": ring.founded, "head": ring.head, "frozen": ring.frozen or None, "keys": rows(ring),
         "recovery_key": _recovery_fingerprint(ring) or None,
         "recovery": {"left_ms": max(0, left), "keys": list(ring.recovery.keys)} if ring.recovery else None,
         "settings": msgspec.to_builtins(ring.settings) if ring.founded else None, "ignored": list(ring.ignored),
@@ -409,10 +417,10 @@ def init(
         delay_ms=delay_hours * HOUR_MS,
     )
     new = _new_recovery(recovery_out, recovery_public)
-    with acting() as kit:
+    with beginning() as kit:
         if ceremonies.ring_now(kit).founded:
             refuse("keyring_exists")
-        return _found(kit, "founded", _named(ssh, key, usb), person, settings, new, [])
+        _found(kit, "founded", _named(ssh, key, usb), person, settings, new, [])
 
 
 def _found(
@@ -432,7 +440,12 @@ def _found(
         _show_recovery(new)
     receipt = ceremonies.submit(kit, event, proofs)
     _tell_fingerprints(event)
-    return _say_done(kit, receipt)
+    _say_done(kit, receipt)
+    if not able(ceremonies.ring_now(kit), PRESENT, ()):
+        ui.warn(
+            "None of these keys can show a touch, which an irreversible step asks for from now on: it is refused with "
+            'no_approver until one is enrolled, or policy.toml says [approvals] level = "file".'
+        )
 
 
 # ---- changing -------------------------------------------------------------------------------------------------------
@@ -613,15 +626,14 @@ def sign(file: Path, ssh: tuple[str, ...], key: tuple[str, ...], usb: int) -> No
 
 
 def _describe(event: Event) -> None:
-    """What is about to be signed, from the very bytes."""
-    said = event.said
-    ui.say(f"You sign: {said.kind}, {check_code(event.digest)}", err=True)
+    """What is about to be signed: every field of the very bytes, and what of it is on paper."""
+    ui.say("You sign, whole:", err=True)
+    show(drawn(tuple(fields_of(json.loads(event.text)))), err=True)
     for joins in event.new:
-        ui.say(f"    joins: {joins.person}, {', '.join(joins.roles)}, {joins.kind} {joins.id}, fingerprint "
-               f"{fingerprint(joins)}", err=True)  # fmt: skip
-    for label, value in (("key", said.credential), ("reason", said.reason)):
-        if value:
-            ui.say(f"    {label}: {value}", err=True)
+        ui.say(f"joins       {joins.person}, fingerprint {fingerprint(joins)}", err=True)
+    if event.said.recovery:
+        ui.say(f"recovery    fingerprint {fingerprint(recovery_credential(event.said.recovery))}", err=True)
+    ui.say(f"check code  {check_code(event.digest)}: {event.said.kind}", err=True)
 
 
 @keys.command()

@@ -9,21 +9,22 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from shlex import quote
 from typing import Any
 
 import click
 
 from ..runtime.gate.limits import span
-from ..runtime.gate.switch import DRAIN, HALT, MODES, QUARANTINE, Set, lift, scope_of, set_switch
+from ..runtime.gate.switch import DRAIN, HALT, MODES, QUARANTINE, Set, lift, scope_of, set_switch, typed
 from ..runtime.kit import AgentKit
 from ..runtime.levers import of_saga
-from ..runtime.openings import known_as
+from ..runtime.openings import scope_known_as
 from ..store.errors import BadValue, NotFound, YouErred
 from . import ui
 from .device import steering
 from .sagas import saga_argument
 
-_TIME = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|min|h|d)")
+_TIME = re.compile(r"([0-9]{1,12}(?:\.[0-9]{1,9})?)(ms|s|m|min|h|d)")
 _UNITS = {"ms": 0.001, "s": 1, "m": 60, "min": 60, "h": 3600, "d": 86400}
 
 
@@ -89,7 +90,7 @@ def resume(scope: str | None, by: str, reason: str, every: bool) -> None:
         if ui.session().as_json:
             return ui.emit({"lifted": [_document(kit, one) for one in lifted], "by": by})
         for one in lifted:
-            ui.say(f"{by} lifted {one.mode} on {_shown(kit, one.scope)}.")
+            ui.say(f"{by} lifted {one.mode} on {scope_known_as(kit.log, one.scope)}.")
     return None
 
 
@@ -118,24 +119,12 @@ def _set(
         )
         if ui.session().as_json:
             return ui.emit({**_document(kit, made), "by": by, "within_s": seconds})
-        shown = _shown(kit, made.scope)
+        shown = scope_known_as(kit.log, made.scope)
         until = f"for {span(round(seconds * 1000))}" if seconds else "until it is lifted"
         ui.say(ui.Word(f"{mode} on {shown}", "bad"), f" {until}: {MODES[mode]}.")
-        ui.say(f"To lift it: amends resume {_quoted(shown)} --by NAME --reason TEXT")
+        ui.say(f"To lift it: amends resume {quote(typed(kit, made.scope))} --by NAME --reason TEXT")
     return None
 
 
 def _document(kit: AgentKit, made: Set) -> dict[str, Any]:
-    return {"record": made.record, "mode": made.mode, "scope": _shown(kit, made.scope)}
-
-
-def _shown(kit: AgentKit, scope: str) -> str:
-    """A scope with the id that a person knows a saga by."""
-    kind, _, name = scope.partition(":")
-    return f"saga:{known_as(kit.log, name)}" if kind == "saga" else scope
-
-
-def _quoted(scope: str) -> str:
-    from shlex import quote
-
-    return quote(scope)
+    return {"record": made.record, "mode": made.mode, "scope": scope_known_as(kit.log, made.scope)}

@@ -117,7 +117,10 @@ def _told(found: PolicyFile, document: Mapping[str, Any], head: str) -> int:
     if found.approvals is not None:
         _section("approvals, where nothing else is said", [("", tier_in_words(found.approvals.tier()))])
     if found.breaker is not None:
-        said = ", ".join(f"{name} {value:g}" for name, value in asdict(found.breaker).items())
+        said = ", ".join(
+            f"{name} {value:g}{' s' if name in ('window', 'cool_down') else ''}"
+            for name, value in asdict(found.breaker).items()
+        )
         _section("breaker", [("", said)])
     return 0
 

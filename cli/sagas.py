@@ -25,6 +25,7 @@ from ..runtime.report import REASONS, RollbackReport, StepView
 from ..runtime.saga import Saga
 from ..runtime.step import ACCEPTED
 from ..runtime.story import StepStory, Stories, Story, step_fields, text_of
+from ..store.entry import Entry
 from ..store.errors import AmendsError
 from ..store.log import Record
 from . import telling, ui
@@ -201,14 +202,12 @@ def _items_of(kit: AgentKit, story: Story) -> list[Item]:
 def log(saga: str | None, follow: bool, since: int) -> None:
     """Print the records, oldest first; with --json one object a line, each with its openings."""
     with looking() as kit:
-        only = {thread.saga.id for thread in Stories(kit).of(resolve(kit, saga)).threads} if saga else None
+        about = About(Stories(kit).of(resolve(kit, saga))) if saga else None
         size = min(since, FAR)
         while not ui.unsaid():
             for record in kit.log.records(size):
                 size = record.entry.seq + 1
-                if only is not None and record.entry.of in only and record.entry.kind == "saga.opened":
-                    only.add(record.entry.saga)
-                if only is None or record.entry.saga in only:
+                if about is None or about.takes(record.entry):
                     _print(record)
                 if ui.unsaid():
                     break
@@ -216,6 +215,29 @@ def log(saga: str | None, follow: bool, since: int) -> None:
                 return
             while not kit.log.wait(size, 1.0):
                 continue
+
+
+class About:
+    """What of the log is about one saga: the records of it, of those inside it and behind it, and those that only name
+    it: votes, messages to people, escalations of its questions, and the review of a broken glass."""
+
+    def __init__(self, story: Story) -> None:
+        self._sagas = {thread.saga.id for thread in story.threads}
+        records = [record.entry for thread in story.threads for record in thread.records]
+        self._requests = {entry.request for entry in records if entry.kind == "step.asked"}
+        self._glasses = {vote.entry.seq for thread in story.threads for vote in thread.votes}
+
+    def takes(self, entry: Entry) -> bool:
+        """Whether a record belongs to it; called with each in order, since later ones hang on earlier ones."""
+        if entry.of in self._sagas and entry.kind == "saga.opened":
+            self._sagas.add(entry.saga)
+        if entry.saga in self._sagas and entry.kind == "step.asked":
+            self._requests.add(entry.request)
+        if entry.of in self._sagas and entry.kind == "vote.cast":
+            self._glasses.add(entry.seq)
+        named = entry.saga in self._sagas or entry.of in self._sagas
+        asked = entry.kind == "approval.escalated" and entry.request in self._requests
+        return named or asked or (entry.kind == "review.closed" and entry.ref in self._glasses)
 
 
 def _print(record: Record) -> None:
@@ -229,7 +251,7 @@ def _print(record: Record) -> None:
     parts = [entry.tool, entry.handler, entry.out, entry.why, part]
     ui.say(
         ui.Word(f"{entry.seq:>6}  {when(entry.at)}  ", "dim"), f"{entry.kind:<15} ",
-        f"{entry.saga[:8]:<8} ", f"{entry.step or '':>3} ", " ".join(filter(None, parts)),
+        f"{(entry.saga or entry.of)[:8]:<8} ", f"{entry.step or '':>3} ", " ".join(filter(None, parts)),
     )  # fmt: skip
     return None
 
@@ -275,7 +297,8 @@ def inbox(wait: bool, timeout: float | None, kinds: frozenset[str]) -> int:
             ui.say("Nothing waits for a decision." if dead else "Nothing needs you.")
         for item in found:
             step = f" step {item['step']} {item['tool']}" if item["step"] else ""
-            ui.say(ui.Word(item["id"], "bold"), f"  {item['saga']}{step}, since {_seconds(item['since'])}")
+            whose = item["saga"] or "the keyring"
+            ui.say(ui.Word(item["id"], "bold"), f"  {whose}{step}, since {_seconds(item['since'])}")
             for line in telling.item(item):
                 ui.say("    ", line)
     return SOMETHING if found else NOTHING

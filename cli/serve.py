@@ -1,7 +1,8 @@
 """The local page: `amends ui` serves approvals, keys and sagas to a browser on this machine, and to nobody else.
 
 One server per home. Whoever calls it again gets a fresh link into the one that runs: the port and the secret of the run
-lie in the home's run folder, in a file that the server keeps locked, so that a dead one's is known to be dead.
+lie in the home's run folder, in a file that the server keeps locked, so that a dead one's is known to be dead. Whoever
+takes the lock empties the file first: what a dead run left there is never handed out as the living one's.
 
 The link is what lets a browser in, and it works once. It passes through the command line of the browser, which other
 users of the machine may be able to read; used twice, it lets neither of them stay. `--no-open` only prints it.
@@ -12,7 +13,6 @@ from __future__ import annotations
 import os
 import signal
 import threading
-import tomllib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -21,9 +21,9 @@ from typing import TYPE_CHECKING, Any
 import click
 import msgspec
 
+from ..runtime.config_file import PORT, port_of
 from ..store import driver
 from ..store.errors import TheyErred, YouErred
-from ..store.home import Home
 from . import ui
 from .device import acting, existing
 from .web.access import Access, link_to, random_text
@@ -32,7 +32,6 @@ from .web.security import HOST
 if TYPE_CHECKING:
     from .web.server import Server
 
-PORT = 8799
 NEEDS = ("starlette", "uvicorn", "anyio", "h11")
 
 
@@ -59,7 +58,7 @@ def show(at: str = "/", *, port: int | None = None, no_open: bool = False) -> No
         if other is not None:
             return _said(_link_into(other, at), other.port, no_open, again=True)
         secret = random_text(32)
-        sockets = web.listen(port or port_of(home))
+        sockets = web.listen(port or port_of(home.config))
         with acting() as kit:
             server = web.Server(kit, sockets, Access(secret))
             _write(fd, Run(server.port, secret))
@@ -82,21 +81,6 @@ def _web() -> Any:
     return server
 
 
-def port_of(home: Home) -> int:
-    """The port that config.toml names under [ui], else 8799. Raises YouErred (`bad_config`)."""
-    try:
-        document = tomllib.loads(home.config.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        return PORT
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise YouErred(f"{home.config} cannot be read: {error}", code="bad_config") from None
-    section = document.get("ui", {})
-    port = section.get("port", PORT) if isinstance(section, dict) else None
-    if type(port) is not int or not 0 < port < 65536:
-        raise YouErred(f"{home.config}: port under [ui] is not a port.", next="Write `port = 8799`.", code="bad_config")
-    return port
-
-
 # ---- one per home ----------------------------------------------------------------------------------------------------
 
 
@@ -106,7 +90,10 @@ def _held(path: Path) -> Iterator[tuple[int, Run | None]]:
     path.parent.mkdir(mode=0o700, exist_ok=True)
     fd = driver.open_known(path, os.O_RDWR | os.O_CREAT)
     try:
-        yield fd, None if driver.try_lock(fd) else _read(path)
+        other = None if driver.try_lock(fd) else _read(path)
+        if other is None:
+            os.truncate(fd, 0)
+        yield fd, other
     finally:
         driver.close_known(fd)
 

@@ -10,8 +10,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
-from ..runtime.decisions import decision
+from ..runtime.decisions import Decision, asked_of
 from ..runtime.gate.approvals import SAID
+from ..runtime.gate.levels import LEVELS, NAMED
+from ..runtime.gate.limits import span
 from ..runtime.inverse import Recorded, read
 from ..runtime.openings import raw_fields, when
 from ..runtime.report import REASONS
@@ -158,7 +160,11 @@ def item(told: Mapping[str, Any]) -> Iterator[str]:
 def _asks(approval: Mapping[str, Any]) -> str:
     """How far a question is, and how long it is open."""
     have = f"{approval['have']} of {approval['need']} have said yes; " if approval["need"] > 1 else ""
-    return f"{have}evidence: {approval['level']}; open for {_span(approval['left_ms'] // 1000)} more"
+    left = f"open for {span(approval['left_ms'])} more"
+    return f"{have}evidence: {approval['level']}; {left if approval['agent_lives'] else _NOBODY_WAITS}"
+
+
+_NOBODY_WAITS = "nobody waits for the answer now"
 
 
 def _decoded(value: Any) -> Any:
@@ -220,15 +226,7 @@ def death(story: Story) -> str:
     last = max(record.entry.at for thread in story.threads for record in thread.records)
     ago = max(0, story.kit.log.clock.wall_us() - last) // 1_000_000
     had = f"Its {by or 'process'} died" if story.saga.driver else "Nobody has it"
-    return f"{had}; its last record is from {when(last)[11:19]}Z, {_span(ago)} ago."
-
-
-def _span(seconds: int) -> str:
-    """A time for the eye: `40 s`, `12 min`, `3 h 5 min`, `2 days`."""
-    minutes, hours, days = seconds // 60, seconds // 3600, seconds // 86400
-    if days >= 2:
-        return f"{days} days"
-    return f"{hours} h {minutes % 60} min" if hours else f"{minutes} min" if minutes else f"{seconds} s"
+    return f"{had}; its last record is from {when(last)[11:19]}Z, {span(max(1, ago) * 1000)} ago."
 
 
 _TAKEN = {
@@ -328,15 +326,24 @@ def _refused(one: Told) -> str:
 
 
 def _asked(one: Told) -> str:
-    many = f"{one.entry.quorum} different people" if one.entry.quorum > 1 else "a named person"
+    many = asked_of(one.entry.level, one.entry.quorum)
     why = ": it is irreversible." if one.entry.sem == "irreversible" else "."
     return f"{_args(one)} waited for {many}{why}"
 
 
 def _voted(one: Told) -> str:
-    said = next(said for said in map(decision, one.thread.votes) if said.seq == one.entry.seq)
+    said = next(said for said in one.thread.decisions if said.seq == one.entry.seq)
     note = cut(said.note).removesuffix(": ")
-    return f"{said.by} {SAID[said.verdict]} it ({said.evidence}){f': {note}' if note else '.'}"
+    return f"{said.by} {SAID[said.verdict]} it ({said.evidence}){_void(said)}{f': {note}' if note else '.'}"
+
+
+def _void(said: Decision) -> str:
+    """What became of a vote that did not count."""
+    if said.void == "not_used":
+        return ", which did not count: the step started without it"
+    if said.void == "dead":
+        return ", which does not count: its evidence does not hold against the keyring of now"
+    return f", too late: it was {'asked anew' if said.void == 'superseded' else said.void} already" if said.void else ""
 
 
 def _carried(one: Told) -> str:
@@ -509,9 +516,9 @@ SENTENCES: dict[str, Callable[[Told], str]] = {
 # ---- what decided ---------------------------------------------------------------------------------------------------
 
 _STARTS = {
-    "reversible": "its author says that its inverse restores what was; nobody was asked",
-    "compensable": "its author says that its inverse offsets it; its intent was on the disk first; nobody was asked",
-    "irreversible": "its author says that nothing takes it back, so a named person decides",
+    "reversible": "its author says that its inverse restores what was",
+    "compensable": "its author says that its inverse offsets it; its intent was on the disk first",
+    "irreversible": "its author says that nothing takes it back",
 }
 
 _AGAIN = {
@@ -532,7 +539,7 @@ _INVERSES = {
 
 def reasons(one: StepStory) -> list[str]:
     """Why a step was let start, what was to undo it and where, and who settled it: one line each."""
-    told = [f"start: {one.step.sem}: {_STARTS.get(one.step.sem, '')}"]
+    told = [f"start: {one.step.sem}: {_STARTS.get(one.step.sem, '')}; {_whom(one)}"]
     told += [f"person: {said}" for said in _people(one)]
     inverse = _INVERSES.get(one.now.inv, one.now.inv)
     if one.now.inv in ("", "none"):
@@ -552,10 +559,19 @@ def reasons(one: StepStory) -> list[str]:
     return told
 
 
+def _whom(one: StepStory) -> str:
+    """Who was asked about it, and on which evidence."""
+    asked = one.asked
+    if asked is None:
+        return "nobody was asked"
+    least = LEVELS.get(asked.entry.level, LEVELS[NAMED])[0]
+    return f"it takes a yes of {asked_of(asked.entry.level, asked.entry.quorum)} (level {least})"
+
+
 def _people(one: StepStory) -> Iterator[str]:
     for said in one.decisions:
         note = f": {said.note}" if said.note else ""
-        yield f"{said.by} {SAID[said.verdict]} it{note} ({said.evidence}; {when(said.at)})"
+        yield f"{said.by} {SAID[said.verdict]} it{note} ({said.evidence}; {when(said.at)}){_void(said)}"
     places = {(thread.saga.id, step.number): thread for thread, step in ((one.thread, one.step), (one.now_in, one.now))}
     for (_, number), thread in places.items():
         for record in thread.records:

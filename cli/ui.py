@@ -14,11 +14,12 @@ from __future__ import annotations
 import json
 import os
 import sys
-import unicodedata
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 import click
+
+from ..runtime.plain import plain
 
 
 class Session:
@@ -132,25 +133,10 @@ class Verbs(click.Group):
 
 # ---- text that cannot bite ------------------------------------------------------------------------------------------
 
-_HARMFUL = frozenset(("Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"))
-
 
 def clean(text: object) -> str:
     """A text without control, bidirectional and invisible characters: they are written as escapes."""
-    said = str(text)
-    if said.isascii() and said.isprintable():
-        return said
-    return "".join(_escaped(c) if unicodedata.category(c) in _HARMFUL else c for c in said)
-
-
-_SHORT = {"\n": "\\n", "\r": "\\r", "\t": "\\t"}
-
-
-def _escaped(character: str) -> str:
-    code = ord(character)
-    if character in _SHORT:
-        return _SHORT[character]
-    return f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}"
+    return plain(text)
 
 
 class Word(NamedTuple):

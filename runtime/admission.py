@@ -56,7 +56,7 @@ class Admission:
         if verdict.verdict == ALLOW and waiting(state, self.run.id, self.number):
             self.verdict = verdict = Verdict(ASK)  # whoever was asked is heard, also if nobody would be asked by now
         if verdict.verdict == ASK and self.answered is not None:
-            self.verdict = verdict = spend(state, self.run, question, self.answered, now)
+            self.verdict = verdict = spend(state, self.run, question, verdict, self.answered, now)
         if verdict.verdict == REFUSE:
             refusal = verdict.refusal
             assert refusal is not None

@@ -3,8 +3,8 @@
 The question is a fact before anybody is told of it. While it is open the asking process sleeps on the log: an answer, a
 level that is due and the deadline wake it. When enough people have said yes, the evidence of each vote is checked once
 more against the keyring as it is now, outside the transaction; `spend` then compares, inside the transaction that
-announces the effect, that the keyring, the votes, the deadline and the call are still those. Whatever differs asks
-again. A yes that was never spent is withdrawn with its saga, or spent by whoever resumes it.
+announces the effect, that the keyring, the votes, the deadline, the call and why people are asked are still those.
+Whatever differs asks again. A yes that was never spent is withdrawn with its saga, or spent by whoever resumes it.
 
 Why not check the votes only when they are cast: a key that was revoked since then must not count.
 """
@@ -14,7 +14,8 @@ from __future__ import annotations
 import base64
 import os
 import unicodedata
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
+from shlex import quote
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..store.chain import Draft
@@ -35,15 +36,16 @@ from .gate.approvals import (
     due_level,
     each,
     left_ms,
+    reasons_in,
     request_of,
     standing,
     tier_of,
 )
 from .gate.levels import LEVELS, NAMED
-from .gate.question import ALLOW, ASK, Question, Refusal, Tier, Verdict
+from .gate.question import ALLOW, Question, Reason, Refusal, Tier, Verdict
 from .gate.signing import able, request_text, verified, vote_told
 from .state import State
-from .step import FAILED, REFUSED, UNKNOWN, WAITING, Step
+from .step import DONE, FAILED, REFUSED, UNKNOWN, WAITING, Step
 from .tools import defaults
 from .values import encode, fitting
 
@@ -56,7 +58,8 @@ LOOK = 1.0
 
 
 class Answered(NamedTuple):
-    """What people said to one request. votes: the records whose evidence holds against the keyring with this head.
+    """What people said to one request. votes: the records whose evidence holds against the keyring with this head;
+    asked_by: the limits and rules that they were told of.
 
     request is empty for a step of a resumed saga that was let go before it was lost: it goes on under its own key.
     """
@@ -65,6 +68,7 @@ class Answered(NamedTuple):
     votes: tuple[int, ...] = ()
     head: str = ""
     step: int = 0
+    asked_by: frozenset[str] = frozenset()
 
 
 async def ask(drive: Drive, run: Run, call: Call, question: Question, verdict: Verdict) -> Answered:
@@ -77,6 +81,11 @@ async def ask(drive: Drive, run: Run, call: Call, question: Question, verdict: V
         step = _mine(run, call)
         if _goes_on(call, step):
             return Answered("", step=call.number)
+        if step is not None and step.state == DONE:
+            raise Refused(
+                f"{call.tool} happened after all: an earlier attempt landed while people were asked about another.",
+                next=f"See `amends show {run.name}`.", code="landed",
+            )  # fmt: skip
         asked = run.engine.state.approvals.of(run.id, call.number)
         if step is None or step.state == FAILED or asked is None:
             await _open(drive, run, call, question, verdict, asked)
@@ -87,37 +96,51 @@ async def ask(drive: Drive, run: Run, call: Call, question: Question, verdict: V
         text = request_text(log, asked)
         if said == APPROVED and call.reread is not None:
             call.reread()  # what a caller changed while it waited is another call
-        if text is None or not binds(text, _request(run, call, question)):
+        if text is None or not binds(text, _request(run, call, question)) or _more(verdict.asks, reasons_in(text)):
             await _open(drive, run, call, question, verdict, asked)
             continue
-        if said == APPROVED and (answered := _answered(run, call, question, asked, text)) is not None:
-            return answered
-        if said == PENDING:
-            await _escalate(drive, run, question, asked)
+        dead: frozenset[int] = frozenset()
+        if said == APPROVED:
+            answered = _counted(run, call, asked, text)
+            dead = _dead(asked, answered)
+            if standing(run.engine.state.approvals, asked.request, log.now().lived, dead) == APPROVED:
+                return answered
+        await _escalate(drive, run, question, asked, dead)
         await drive.grown(log, size, _nap(run, question, asked))
 
 
-def spend(state: State, run: Run, question: Question, answered: Answered, now: Now) -> Verdict:
+def spend(state: State, run: Run, question: Question, verdict: Verdict, answered: Answered, now: Now) -> Verdict:
     """Whether the answer may be spent on the call that is about to start; if not, people are asked again, or are heard.
 
-    Pure: runs inside the transaction that announces the effect.
+    Pure: runs inside the transaction that announces the effect. verdict: why people are to be asked, by now.
     """
     saga = state.sagas.get(run.id)
     step = saga.steps.get(answered.step) if saga else None
     if not answered.request:
-        return Verdict(ALLOW if step is not None and step.state in (UNKNOWN, FAILED) else ASK)
+        return Verdict(ALLOW) if step is not None and step.state == UNKNOWN else verdict
     asked = state.approvals.of(run.id, answered.step)
     if asked is None or asked.request != answered.request or asked.over:
-        return Verdict(ASK)
-    dead = frozenset(vote.seq for vote in asked.votes) - frozenset(answered.votes)
+        return verdict
+    dead = _dead(asked, answered)
     tier = tier_of(question, bool(state.keys.head))
     holds = (
         state.keys.head == answered.head
         and standing(state.approvals, asked.request, now.lived, dead) == APPROVED
         and (asked.tool, asked.sem, asked.policy) == (question.tool, question.sem, question.policy)
         and (asked.level, asked.quorum) == (tier.level, tier.quorum)
+        and not _more(verdict.asks, answered.asked_by)
     )
-    return Verdict(ALLOW if holds else ASK)
+    return Verdict(ALLOW) if holds else verdict
+
+
+def _more(asks: Sequence[Reason], told: Collection[str]) -> bool:
+    """Whether there is a reason to ask that people were not told of."""
+    return any(reason.by not in told for reason in asks)
+
+
+def _dead(asked: Asked, answered: Answered) -> frozenset[int]:
+    """The votes whose evidence does not hold any more."""
+    return frozenset(vote.seq for vote in asked.votes) - frozenset(answered.votes)
 
 
 def waiting(state: State, saga: str, number: int) -> bool:
@@ -135,16 +158,17 @@ def _mine(run: Run, call: Call) -> Step | None:
     saga = run.saga(run.engine.state)
     if saga is None:
         if run.gone or run.opening is None:
-            raise Fenced(f"Saga {run.name} is no longer open.", next=f"Run `amends show {run.name}`.")
+            raise Fenced(f"Saga {run.name} is no longer open.", next=f"Run `amends show {quote(run.name)}`.")
         return None
     if saga.fence != run.fence:
-        raise Fenced(f"Saga {run.name} was taken over while it waited.", next=f"Run `amends show {run.name}`.")
+        raise Fenced(f"Saga {run.name} was taken over while it waited.", next=f"Run `amends show {quote(run.name)}`.")
     return saga.steps.get(call.number)
 
 
 def _goes_on(call: Call, step: Step | None) -> bool:
-    """Whether a resumed step was let go before: nobody knows of its effect, or its key makes twice once."""
-    return step is not None and (step.state == UNKNOWN or (step.state == FAILED and call.keyed))
+    """Whether its approval was spent on a sending whose answer was lost, and its key makes twice once. What is known
+    not to have happened is asked about again."""
+    return step is not None and step.state == UNKNOWN and call.keyed
 
 
 # ---- the question ---------------------------------------------------------------------------------------------------
@@ -210,7 +234,8 @@ async def _open(drive: Drive, run: Run, call: Call, question: Question, verdict:
         expires=created + tier.within_ms,
         nonce=base64.urlsafe_b64encode(os.urandom(32)).decode().rstrip("="),
         keyring_head=engine.state.keys.head,
-        reasons=[_composed(reason) for reason in verdict.asks if reason],
+        reasons=[_composed(reason.said) for reason in verdict.asks if reason.said],
+        asked_by=[reason.by for reason in verdict.asks],
         supersedes=before.request if before is not None and not before.over else "",
     )  # fmt: skip
     await drive.commit(engine.log, run.facts(_asked(call, question, tier, text)))
@@ -284,7 +309,7 @@ def _nap(run: Run, question: Question, asked: Asked) -> float:
     return max(0.001, min(LOOK, min(moments) / 1000))
 
 
-async def _escalate(drive: Drive, run: Run, question: Question, asked: Asked) -> None:
+async def _escalate(drive: Drive, run: Run, question: Question, asked: Asked, dead: frozenset[int]) -> None:
     """Say that the next level is told, once, inside the transaction that an answer would have to come before."""
     tier = tier_of(question, bool(run.engine.state.keys.head))
     if due_level(asked, tier, run.engine.log.now().lived) <= asked.reached:
@@ -294,7 +319,7 @@ async def _escalate(drive: Drive, run: Run, question: Question, asked: Asked) ->
         saga, found = state.sagas.get(run.id), state.approvals.requests.get(asked.request)
         if saga is None or saga.fence != run.fence or found is None:
             return ()
-        if standing(state.approvals, asked.request, now.lived) != PENDING:
+        if standing(state.approvals, asked.request, now.lived, dead) != PENDING:
             return ()
         levels = range(found.reached + 1, due_level(found, tier, now.lived) + 1)
         return [
@@ -309,14 +334,11 @@ async def _escalate(drive: Drive, run: Run, question: Question, asked: Asked) ->
     run.engine.needs_people()
 
 
-def _answered(run: Run, call: Call, question: Question, asked: Asked, text: bytes) -> Answered | None:
-    """The answer, if the evidence of enough votes holds against the keyring of now."""
+def _counted(run: Run, call: Call, asked: Asked, text: bytes) -> Answered:
+    """What people said, with the votes whose evidence holds against the keyring of now."""
     ring = keyring.read(run.engine.log)
     votes = verified(run.engine, ring, asked, text)
-    dead = frozenset(vote.seq for vote in asked.votes) - votes
-    if standing(run.engine.state.approvals, asked.request, run.engine.log.now().lived, dead) != APPROVED:
-        return None
-    return Answered(asked.request, tuple(sorted(votes)), ring.head, call.number)
+    return Answered(asked.request, tuple(sorted(votes)), ring.head, call.number, reasons_in(text))
 
 
 async def _close(drive: Drive, run: Run, call: Call, question: Question, asked: Asked, said: str) -> None:
@@ -340,7 +362,7 @@ async def _close(drive: Drive, run: Run, call: Call, question: Question, asked: 
 
 
 def _no(run: Run, call: Call, asked: Asked, said: str) -> Refused:
-    show = f"Run `amends show {run.name}`."
+    show = f"Run `amends show {quote(run.name)}`."
     if said == DENIED:
         by, note = vote_told(run.engine.log, next(vote for vote in asked.votes if vote.out == "deny").seq)
         note = f": {note.rstrip('.')}" if note else ""

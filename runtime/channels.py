@@ -81,10 +81,13 @@ class NotTold(Exception):
     """Why a message did not go out, in words without an address."""
 
 
-def send(channel: Channel, message: Message) -> str:
-    """Tell one channel; "" or why it was not told. Takes no longer than the channel's deadline and GRACE_S."""
-    tell = _TELL.get(channel.kind, _webhook)
-    return within(channel.timeout_s + GRACE_S, lambda: tell(channel, message))
+def send(channel: Channel, message: Message, leaving: Callable[[], bool] = lambda: False) -> str:
+    """Tell one channel; "" or why it was not told. Takes no longer than the channel's deadline and GRACE_S. A program
+    is killed as soon as leaving() says that this process ends: nobody would end it later."""
+    tell = _TELL.get(channel.kind)
+    if tell is None:
+        return within(channel.timeout_s + GRACE_S, lambda: _webhook(channel, message))
+    return within(channel.timeout_s + GRACE_S, lambda: tell(channel, message, leaving))
 
 
 def within(seconds: float, work: Callable[[], None]) -> str:
@@ -190,20 +193,24 @@ SHAPES: Mapping[str, Callable[[Message], dict[str, Any]]] = {
 # ---- a program ------------------------------------------------------------------------------------------------------
 
 
-def _command(channel: Channel, message: Message) -> None:
+def _command(channel: Channel, message: Message, leaving: Callable[[], bool]) -> None:
     """Exit 0 is told. The program reads one JSON object; what it prints is not looked at but for its last complaint."""
-    ended = _run(channel, channel.command, (json.dumps(document(message)) + "\n").encode())
+    ended = _run(channel, channel.command, (json.dumps(document(message)) + "\n").encode(), leaving)
     if ended:
         raise NotTold(ended)
 
 
-def _run(channel: Channel, command: tuple[str, ...], data: bytes, env: tuple[tuple[str, str], ...] = ()) -> str:
+def _run(
+    channel: Channel, command: tuple[str, ...], data: bytes, leaving: Callable[[], bool],
+    env: tuple[tuple[str, str], ...] = (),
+) -> str:  # fmt: skip
     try:
-        ended = run_program(
-            command, environment((*channel.env, *env), channel.env_file), channel.cwd, data, channel.timeout_s
-        )
+        given = environment((*channel.env, *env), channel.env_file)
+        ended = run_program(command, given, channel.cwd, data, channel.timeout_s, leaving)
     except Unavailable as why:
         return str(why)
+    if ended.status is None and leaving():
+        return "the process that sent it ended first; its process group was killed"
     if ended.status is None:
         return f"no answer within {channel.timeout_s:g} s; its process group was killed"
     if ended.status:
@@ -223,24 +230,25 @@ _WINDOWS = (
 )
 
 
-def _desktop(channel: Channel, message: Message) -> None:
+def _desktop(channel: Channel, message: Message, leaving: Callable[[], bool]) -> None:
     """By what the system has. Texts are handed over as arguments or variables, never as part of a script."""
     head, text = title(message), cut("\n".join(lines(message)), TEXT_MAX)
     if shutil.which("notify-send"):
         safe = text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")  # its body knows some markup
-        why = _run(channel, ("notify-send", "--app-name=amends", "--urgency=critical", "--", head, safe), b"")
+        why = _run(channel, ("notify-send", "--app-name=amends", "--urgency=critical", "--", head, safe), b"", leaving)
     elif sys.platform == "darwin" and shutil.which("osascript"):
-        why = _run(channel, ("osascript", "-e", _APPLE, head, text), b"")
+        why = _run(channel, ("osascript", "-e", _APPLE, head, text), b"", leaving)
     elif os.name == "nt" and shutil.which("powershell"):
         told = (("AMENDS_TITLE", head), ("AMENDS_TEXT", text))
-        why = _run(channel, ("powershell", "-NoProfile", "-NonInteractive", "-Command", _WINDOWS), b"", told)
+        shell = ("powershell", "-NoProfile", "-NonInteractive", "-Command", _WINDOWS)
+        why = _run(channel, shell, b"", leaving, told)
     else:
         why = "this system has neither notify-send nor osascript nor powershell"
     if why:
         raise NotTold(why)
 
 
-_TELL: dict[str, Callable[[Channel, Message], None]] = {"command": _command, "desktop": _desktop}
+_TELL: dict[str, Callable[[Channel, Message, Callable[[], bool]], None]] = {"command": _command, "desktop": _desktop}
 
 # ---- webhooks -------------------------------------------------------------------------------------------------------
 

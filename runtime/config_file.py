@@ -23,8 +23,6 @@ what is wrong is named with its line. A broken file stops no saga, it stops the 
 from __future__ import annotations
 
 import os
-import re
-import tomllib
 from collections.abc import Callable, Mapping
 from functools import lru_cache
 from pathlib import Path
@@ -34,11 +32,14 @@ from ..store.errors import YouErred
 from .channels import EVENTS, KINDS, TIMEOUT_S, WEBHOOKS, Channel, address_flaw
 from .gate.toml_lines import lines_of
 from .handlers_file import is_env, is_text, is_texts
+from .toml_file import complaint, document_in, written
 
 STUCK_S = 900.0
+PORT = 8799
+"""Where the local page is, unless [ui] says otherwise: passkeys are bound to it."""
 TABLE = "notify"
 TOP = ("version", "stuck_after_s", "ui", TABLE)
-"""What stands at the top of the file; [ui] is read by whoever serves the page."""
+"""What stands at the top of the file; [ui] is read by `port_of`."""
 LISTENED = tuple(event for event in EVENTS if event != "test")
 
 
@@ -55,17 +56,12 @@ class Config(NamedTuple):
     stuck_after_s: float = STUCK_S
 
 
+_error = complaint(BadConfig, "Until it is corrected, whoever starts tells nobody, and whoever runs goes on as before.")
+
+
 def load(path: Path | str) -> Config:
     """The channels a file declares; none if there is no file. Raises BadConfig with file, line and expectation."""
-    try:
-        text = Path(path).read_text(encoding="utf-8")
-    except FileNotFoundError:
-        return Config()
-    except UnicodeDecodeError:
-        raise _error(path, 1, "it is not UTF-8") from None
-    except OSError as error:
-        raise _error(path, 0, f"it cannot be read: {error.strerror}") from None
-    return read(text, path)
+    return read(written(path, _error) or "", path)
 
 
 def current(path: Path | str) -> Config:
@@ -86,21 +82,21 @@ def _at(path: str, stamp: tuple[int, int, int]) -> Config:
 
 def read(text: str, path: Path | str) -> Config:
     """The channels in the text of a config.toml that lies at `path`. Raises BadConfig."""
-    try:
-        document = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
-        place = re.search(r"\(at line (\d+),", str(error))
-        line = int(place[1]) if place else text.count("\n") + 1
-        raise _error(path, line, f"it is not TOML: {str(error).split(' (at ')[0]}") from None
-    except RecursionError:
-        raise _error(path, 1, "it nests too deep") from None
-    return _Reader(Path(path), text).document(document)
+    return _Reader(Path(path), text).document(document_in(text, path, _error))
 
 
-def _error(path: Path | str, line: int, what: str) -> BadConfig:
-    where = f"{path}, line {line}" if line else f"{path}"
-    return BadConfig(f"{where}: {what}.", next="Nobody is told until it is corrected.", path=str(path), line=line)
+def port_of(path: Path | str) -> int:
+    """The port of the local page under [ui]; PORT where nothing is said. What is said of channels is not looked at: a
+    misspelt one does not close the page. Raises BadConfig."""
+    text = written(path, _BAD_PORT) or ""
+    section = document_in(text, path, _BAD_PORT).get("ui", {})
+    port = section.get("port", PORT) if isinstance(section, dict) else None
+    if type(port) is not int or not 0 < port < 65536:
+        raise _BAD_PORT(path, lines_of(text).get(("ui", "port"), 1), "port under [ui] is expected to be a port")
+    return port
 
+
+_BAD_PORT = complaint(BadConfig, f"Correct it, `port = {PORT}` for one, or pass --port.")
 
 # ---- what each key takes: (description, test) -----------------------------------------------------------------------
 

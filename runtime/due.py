@@ -244,11 +244,17 @@ _NEXT = {
 
 def _to_confirm(family: list[Saga]) -> Action:
     waiting = False
-    left = [(saga, step) for saga in family for step in saga.steps.values() if pending(step)]
-    for saga, step in sorted(left, key=lambda pair: pair[1].ended_seq):
-        if step.number not in saga.escalated:
-            return _CONFIRM[step.state](saga, step)
-        waiting = True
+    oldest: tuple[Saga, Step] | None = None  # not sorted for it: it is asked once for each of them
+    for saga in family:
+        for step in saga.steps.values():
+            if not pending(step):
+                continue
+            if step.number in saga.escalated:
+                waiting = True
+            elif oldest is None or step.ended_seq < oldest[1].ended_seq:
+                oldest = (saga, step)
+    if oldest is not None:
+        return _CONFIRM[oldest[1].state](*oldest)
     return Rest() if waiting else End()
 
 

@@ -13,6 +13,7 @@ import sys
 import threading
 from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import Future
+from shlex import quote
 from typing import Any
 
 import msgspec
@@ -38,7 +39,7 @@ from .semantics import SEMANTICS
 from .state import State
 from .step import DONE, FAILED, INTENDED, REFUSED, UNKNOWN, may_land_for
 from .tools import Compensation, declared_options, defaults
-from .values import convert, decode_bytes, digest, encode, fitting, hush
+from .values import convert, decode_bytes, digest, encode, fitting, hush, secret_names
 
 NEW_EFFECTS = frozenset({"step.asked", "step.intended", "saga.joined"})
 DEFAULT_SETTLE = 2.0
@@ -222,7 +223,9 @@ class Guarded:
 
 
 def _taken(run: Run) -> Fenced:
-    return Fenced(f"Saga {run.name} was taken over by another process.", next=f"Run `amends show {run.name} --why`.")
+    return Fenced(
+        f"Saga {run.name} was taken over by another process.", next=f"Run `amends show {quote(run.name)} --why`."
+    )
 
 
 def _chain_of_openings(run: Run | None, state: State) -> list[Draft]:
@@ -290,7 +293,10 @@ async def execute(drive: Drive, run: Run, call: Call) -> Any:
     early = await _intend(drive, run, call, inverse, question)
     run.flying[run.id, call.number] = current_task()
     try:
-        outcome = await perform(drive, call, _noter(drive, run, call, question))
+        if call.approved and _changed(call):  # by another thread, since the answer was spent
+            outcome = Outcome("failed", None, _other_arguments(call))
+        else:
+            outcome = await perform(drive, call, _noter(drive, run, call, question))
     except BaseException as stop:
         _abandon(run, call, stop)
         raise
@@ -462,12 +468,54 @@ def _if_step(run: Run, number: int, state: str, draft: Draft) -> Decide:
 
 
 def _noter(drive: Drive, run: Run, call: Call, question: Question) -> Callable[[int, BaseException | None], Any]:
+    put_in = _put_in(run, call) if call.retry.max_retries else {}
+
     async def note(number: int, error: BaseException | None) -> Refused | None:
+        if _changed(call) or _put_in(run, call) != put_in:
+            return _other_arguments(call)
         told = body(error=encode(_told(error, run)))
         draft = fact("step.attempted", told, step=call.number, attempt=number, why=_code(error))
         return await attempt(drive, run, question, draft, DURABLE if SEMANTICS[call.sem].durable else BUFFERED)
 
     return note
+
+
+def _changed(call: Call) -> bool:
+    """Whether the live arguments are not those that were recorded any more: a tool may have worked on what it got."""
+    if call.reread is None:
+        return False
+    recorded = call.args, call.all_args, call.apart
+    try:
+        call.reread()
+        return call.all_args != recorded[1]
+    except BadValue:
+        return True
+    finally:
+        call.args, call.all_args, call.apart = recorded
+
+
+def _put_in(run: Run, call: Call) -> dict[str, bytes]:
+    """What the tool adds to the call, as far as it can be told apart."""
+
+    def stored(value: Any) -> bytes:
+        try:
+            return encode(value, secret=call.secret, fingerprint=run.engine.fingerprint)
+        except BadValue:
+            return b""
+
+    try:
+        given = defaults(call.fn)
+    except BadValue:
+        return {}
+    return {name: stored(value) for name, value in given.items() if name not in call.kwargs}
+
+
+def _other_arguments(call: Call) -> Refused:
+    return Refused(
+        f"The arguments of {call.tool} are not those that were recorded any more, and are not sent.",
+        next="Let the tool leave what it is given as it is, or work on a copy.",
+        code="arguments_changed",
+    )
 
 
 def _told(error: BaseException | None, run: Run) -> str:
@@ -505,6 +553,8 @@ async def _settle(drive: Drive, run: Run, call: Call, inverse: Inverse, early: E
             _watch(run, call, outcome.running)
     assert outcome.error is not None
     if call.fallback is not None and isinstance(outcome.error, Exception):
+        if _changed(call):
+            raise _other_arguments(call) from outcome.error
         return await _fall_back(drive, run, call)
     raise outcome.error
 
@@ -534,7 +584,7 @@ def _land(run: Run, call: Call, outcome: Outcome) -> Refused:
         return _taken(run)
     return Refused(
         f"{call.tool} came to its end after saga {run.name} was given up; what it did is undone.",
-        next=f"See `amends show {run.name}`.",
+        next=f"See `amends show {quote(run.name)}`.",
         code="saga_not_running",
     )
 
@@ -566,8 +616,17 @@ async def _fall_back(drive: Drive, run: Run, call: Call) -> Any:
     other.repeated = call.repeated
     other.tags, other.locks, other.lock_timeout = call.tags, call.locks, call.lock_timeout
     other.provenance = call.provenance
+    other.secret = (*call.secret, *declared.get("secret", ()), *secret_names(other.fn))  # people see its defaults
+    other.reread = lambda: _reread(call, other)
     other.key = idempotency_key(run.id, call.tool, call.identity, "fallback")
     return await execute(drive, run, other)
+
+
+def _reread(call: Call, other: Call) -> None:
+    """An alternative has the arguments of its primary, also as the caller changes them while people think."""
+    if call.reread is not None:
+        call.reread()
+    other.args, other.all_args, other.apart = call.args, call.all_args, call.apart
 
 
 async def _done(drive: Drive, run: Run, call: Call, inverse: Inverse, early: Early | None, outcome: Outcome) -> Any:

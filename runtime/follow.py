@@ -21,7 +21,7 @@ import msgspec
 from ..store.errors import AmendsError, Closed
 from ..store.evidence import DatabaseError
 from ..store.log import FILED
-from .channels import EVENTS, GRACE_S, Channel, Message, send, unready
+from .channels import EVENTS, GRACE_S, WEBHOOKS, Channel, Message, send, unready
 from .config_file import BadConfig, Config, current
 from .gate.approvals import left_ms
 from .gate.limits import span
@@ -41,14 +41,22 @@ if TYPE_CHECKING:
 LOOK_S = 60.0
 """Seconds between looks for what no record announces: a saga that is stuck."""
 MOVED_S = 0.05
-"""Seconds until another look where the agent's own threads changed what was looked at."""
+"""Seconds until another look where the agent's own threads changed what was looked at; each time twice as many."""
+MOVED_MAX = 6
+"""Looks in a row that fail so before it is said: by then it is no chance meeting."""
 LEAVE_S = 3.0
 """Seconds that the end of a process waits for messages that are on their way."""
+CUT_S = 1.0
+"""Seconds after that in which programs that still run are ended, and that is recorded."""
 LEFT_TO_OTHERS_S = 30.0
 """Seconds that a process which lacks a channel's secret leaves its messages to others before it says so."""
 CLAIM_S = 10.0
 """Beside its channel's deadline, a claim holds for so long."""
 NAMES_LEVEL = frozenset({"approval"})
+
+
+_AS_BEFORE = "Until it is corrected, messages go where they went before."
+_NOBODY = "Nobody is told from here until it is corrected."
 
 
 class Due(NamedTuple):
@@ -85,6 +93,8 @@ class Follower:
         self._seen: dict[tuple[str, str, int], float] = {}  # messages left to others, and since when
         self._config, self._trouble = Config(), ""
         self._news, self._again, self._waiting = -1, 0.0, False
+        self._programs: set[threading.Thread] = set()  # that wait for a program of a channel
+        self._moved = 0  # looks in a row under which the fold moved
 
     # -- from other threads -------------------------------------------------------------------------------------------
 
@@ -110,7 +120,8 @@ class Follower:
         except BadConfig as bad:
             if bad.message != self._trouble:
                 self._trouble = bad.message
-                self._say(f"{bad} Messages go where they went before.")
+                before = self._config.channels
+                self._say(f"{bad.message} {_AS_BEFORE if before else _NOBODY}")
         return self._config.channels
 
     def close(self, seconds: float = LEAVE_S) -> None:
@@ -122,6 +133,9 @@ class Follower:
             thread.join(seconds)
         self._stopped = True
         self._woken.set()
+        until = time.monotonic() + CUT_S
+        for waits in list(self._programs):  # they end their programs: a child of ours does not outlive us
+            waits.join(max(0.0, until - time.monotonic()))
 
     # -- on its own thread --------------------------------------------------------------------------------------------
 
@@ -148,15 +162,23 @@ class Follower:
     def _turn(self) -> float:
         try:
             return self._look()
-        except (KeyError, RuntimeError):  # the fold moved on under our feet, as other threads committed: once more
-            self._again, self._waiting = 0.0, True
-            return MOVED_S
+        except (KeyError, RuntimeError) as error:  # the fold moved on under our feet, as other threads committed
+            return self._once_more(error)
         except Closed:
             self._stopped = True
         except (AmendsError, DatabaseError) as error:  # a log that is held, a full disk: said, and tried again
             self._say(f"nobody can be told just now: {error}")
             self._news, self._again = self._kit.engine.state.notices.news, time.monotonic() + LOOK_S
         return LOOK_S
+
+    def _once_more(self, error: Exception) -> float:
+        """Soon, and later each time: what lasts is a bug of ours, and is said once."""
+        self._moved += 1
+        if self._moved == MOVED_MAX:
+            self._say(f"nobody can be told just now, which is a bug of amends: {type(error).__name__}: {error}")
+        wait = min(LOOK_S, MOVED_S * 2.0 ** (self._moved - 1)) if self._moved < 32 else LOOK_S
+        self._again, self._waiting = time.monotonic() + wait, True
+        return wait
 
     def _look(self) -> float:
         """Start what is due; seconds until something else will be."""
@@ -175,7 +197,7 @@ class Follower:
                 self._start(due)
             else:
                 soonest = min(soonest, due.in_s)
-        self._news, self._again, self._waiting = news, now + soonest, bool(waiting)
+        self._news, self._again, self._waiting, self._moved = news, now + soonest, bool(waiting), 0
         return soonest
 
     def due(self, channels: Iterable[Channel]) -> Iterator[Due]:
@@ -203,30 +225,34 @@ class Follower:
         if name in self._busy or self._stopped:
             return
         self._busy.add(name)
-        threading.Thread(target=self._tell, args=(due,), name=f"amends-tell-{name}", daemon=True).start()
+        thread = threading.Thread(target=self._tell, args=(due,), name=f"amends-tell-{name}", daemon=True)
+        if due.channel.kind not in WEBHOOKS:
+            self._programs.add(thread)
+        thread.start()
 
     def _tell(self, due: Due) -> None:
         try:
-            tell(self._kit, due)
+            tell(self._kit, due, lambda: self._stopped)
         except (AmendsError, DatabaseError) as error:
             if not isinstance(error, Closed):
                 self._say(f"what became of a message through {due.channel.name} is not recorded: {error}")
         finally:
+            self._programs.discard(threading.current_thread())
             self._busy.discard(due.channel.name)
             self._again = 0.0
             self._woken.set()
 
 
-def tell(kit: AgentKit, due: Due) -> str | None:
-    """Claim a message and send it; "" or why it could not be sent, None if somebody else has it. Raises what the log
-    raises."""
+def tell(kit: AgentKit, due: Due, leaving: Callable[[], bool] = lambda: False) -> str | None:
+    """Claim a message and send it; "" or why it could not be sent, None if somebody else has it. leaving() says that
+    this process ends. Raises what the log raises."""
     address = address_of(due)
     within_ms = int((due.channel.timeout_s + GRACE_S + CLAIM_S) * 1000)
     claim = Claim(address, within_ms, lambda state: still(state, due.item))
     kit.log.commit(claim, FILED)
     if not claim.attempt:
         return None
-    why = unready(due.channel) or send(due.channel, message(kit, due))
+    why = unready(due.channel) or send(due.channel, message(kit, due), leaving)
     kit.log.commit(outcome(address, claim.attempt, why), FILED)
     return why
 

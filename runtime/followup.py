@@ -6,6 +6,7 @@ The follow-up carries the steps that stand, with the keys they had, and is unwou
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from shlex import quote
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
@@ -18,8 +19,8 @@ from .carry import carried, carry, stands
 from .drive import BLOCKING, Drive, run
 from .engine import Run
 from .facts import body, fact
-from .inbox import named
 from .openings import fields_of, opened_as, raw_fields, spread, whole
+from .plain import blank, named
 from .report import RollbackReport
 from .saga import ENDED, RUNNING, SUSPENDED, UNWINDING, Saga, replay
 from .state import State
@@ -159,7 +160,7 @@ async def undo_committed(
     would stand. Raises NotFound, Refused (`not_committed`, `nothing_to_undo`).
     """
     person = named(by)
-    if not reason or not reason.strip():
+    if blank(reason):
         raise BadValue("Undoing a committed saga needs a reason.", next="Pass --reason TEXT.")
     saga = resolve(kit, name)
     if saga.phase in (RUNNING, SUSPENDED) and not kit.holds(saga.driver) and saga.id not in kit.engine.runs:
@@ -167,7 +168,7 @@ async def undo_committed(
     if saga.phase != ENDED or saga.out not in ("committed", "continued"):
         raise Refused(
             f"Saga {name} is {saga.out or saga.phase}; only a committed one is undone later.",
-            next=f"Run `amends show {name}`.", code="not_committed",
+            next=f"Run `amends show {quote(name)}`.", code="not_committed",
         )  # fmt: skip
     if step is not None and step not in saga.steps:
         there = ", ".join(f"{one.number} {one.tool}" for one in saga.steps.values()) or "none"
@@ -182,7 +183,7 @@ async def undo_committed(
     chosen = {s.seq for s in standing if step in (None, s.number)}
     if not chosen:
         raise Refused(
-            f"Nothing of saga {name} is left to undo.", next=f"Run `amends show {name}`.", code="nothing_to_undo"
+            f"Nothing of saga {name} is left to undo.", next=f"Run `amends show {quote(name)}`.", code="nothing_to_undo"
         )
     new = kit.engine.hide(f"{saga.id}\0undo\0{len(later)}")
     opening = body(by=encode(person), reason=encode(reason))

@@ -28,6 +28,7 @@ from typing import Any, NamedTuple, NoReturn
 from ..store.entry import STRING_MAX
 from ..store.errors import YouErred
 from .hosts import ExecSpec, PythonSpec, Spec
+from .toml_file import complaint, document_in, written
 
 VERSION = 1
 
@@ -44,36 +45,18 @@ class Handlers(NamedTuple):
     specs: tuple[Spec, ...] = ()
 
 
+_error = complaint(BadHandlersFile, "Nothing was run. Correct the file.")
+
+
 def load(path: Path | str) -> Handlers:
     """The hosts a file declares; none if there is no file. Raises BadHandlersFile with file, line and expectation."""
-    try:
-        text = Path(path).read_text(encoding="utf-8")
-    except FileNotFoundError:
-        return Handlers()
-    except UnicodeDecodeError as error:
-        line = Path(path).read_bytes().count(b"\n", 0, error.start) + 1
-        raise _error(path, line, "it is not UTF-8") from None
-    except OSError as error:
-        raise _error(path, 0, f"it cannot be read: {error.strerror}") from None
-    return read(text, path)
+    text = written(path, _error)
+    return Handlers() if text is None else read(text, path)
 
 
 def read(text: str, path: Path | str) -> Handlers:
     """The hosts in the text of a handlers.toml that lies at `path`. Raises BadHandlersFile."""
-    try:
-        document = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
-        place = re.search(r"\(at line (\d+),", str(error))
-        line = int(place[1]) if place else text.count("\n") + 1
-        raise _error(path, line, f"it is not TOML: {str(error).split(' (at ')[0]}") from None
-    except RecursionError:
-        raise _error(path, 1, "it nests too deep") from None
-    return _Reader(Path(path), text).document(document)
-
-
-def _error(path: Path | str, line: int, what: str) -> BadHandlersFile:
-    where = f"{path}, line {line}" if line else f"{path}"
-    return BadHandlersFile(f"{where}: {what}.", next="Nothing was run. Correct the file.", path=str(path), line=line)
+    return _Reader(Path(path), text).document(document_in(text, path, _error))
 
 
 # ---- what each key takes: (description, test) -----------------------------------------------------------------------

@@ -349,8 +349,16 @@ class Ended(NamedTuple):
     stderr: str
 
 
-def run_program(command: Sequence[str], env: Mapping[str, str], cwd: str, data: bytes, deadline_s: float) -> Ended:
-    """Run a program once, with `data` on its standard input; at the deadline its process group is killed.
+LEAVING_S = 0.1
+"""Seconds between looks whether whoever runs a program is leaving."""
+
+
+def run_program(
+    command: Sequence[str], env: Mapping[str, str], cwd: str, data: bytes, deadline_s: float,
+    leaving: Callable[[], bool] | None = None,
+) -> Ended:  # fmt: skip
+    """Run a program once, with `data` on its standard input; at the deadline, or once `leaving` says so, its process
+    group is killed.
 
     Raises Unavailable if it cannot be started.
     """
@@ -359,10 +367,10 @@ def run_program(command: Sequence[str], env: Mapping[str, str], cwd: str, data: 
     child.send(data, last=True)
     while not child.exited():
         left = end - time.monotonic()
-        if left <= 0:
+        if left <= 0 or (leaving is not None and leaving()):
             child.kill()
             return Ended(None, b"", child.stderr_text())
-        child.pump(left)
+        child.pump(left if leaving is None else min(left, LEAVING_S))
     child.drain()
     status = child.close()
     return Ended(status, b"?" if child.lost_output else bytes(child.out), child.stderr_text())

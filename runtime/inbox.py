@@ -22,16 +22,20 @@ from ..store.clock import Now
 from ..store.entry import leaf
 from ..store.errors import BadValue, Fenced, NotFound, Refused
 from ..store.log import Record
+from .decisions import asked_of
 from .drive import BLOCKING, run
 from .due import holds_up, unwinding_order
 from .facts import body, fact
-from .gate import ceremonies
-from .gate.approvals import PENDING, SAID, Asked, each, left_ms, persons, standing
+from .gate import ceremonies, keyring
+from .gate.approvals import APPROVE, DENY, PENDING, SAID, Asked, each, left_ms, persons, standing
 from .gate.freeze import QUARANTINED, freeze
-from .gate.levels import LEVELS
-from .gate.signing import close_review, dead_votes, vote
-from .gate.switch import HALT, QUARANTINE
+from .gate.levels import FILE, LEVELS
+from .gate.question import Question
+from .gate.signing import allowed, close_review, dead_votes, request_text, vote
+from .gate.switch import HALT, QUARANTINE, check_switch, typed
+from .gate.ways import deciding
 from .openings import known_as, raw_fields, when
+from .plain import blank, named
 from .report import REASONS, RollbackReport
 from .saga import CONCLUDING, RUNNING, SUSPENDED, Saga
 from .state import State
@@ -114,16 +118,50 @@ def _approvals(kit: AgentKit) -> Iterator[Item]:
         step = saga.steps.get(asked.step) if saga else None
         dead = dead_votes(kit, asked) if asked.votes else frozenset()
         if saga is not None and step is not None and standing(state.approvals, asked.request, lived, dead) == PENDING:
-            item = _item(kit, "approval", saga, step, _needed(asked), asked.seq)
-            yield item._replace(asked=asked, dead=dead)
+            gone = agent_gone(kit, saga)
+            item = _item(kit, "approval", saga, step, gone or _needed(asked), asked.seq)
+            settles = (_UNDO_IT,) if gone == GIVEN_UP else _decided_by(kit, item.id, asked)
+            yield item._replace(asked=asked, dead=dead, settles=settles)
+
+
+GIVEN_UP = "Its agent died: no answer lets the step happen any more, and its saga is to be undone."
+LET_GO = "Its agent died: an answer counts once the saga is run again with the same id."
+_UNDO_IT = "amends recoverd --once"
+
+
+def agent_gone(kit: AgentKit, saga: Saga) -> str:
+    """What is to be said of a question whose agent does not live any more; empty while it does."""
+    root = kit.engine.state.root(saga)
+    if root.id in kit.engine.runs or (root.driver and kit.holds(root.driver)):
+        return ""
+    return LET_GO if root.on_crash == "resume" and root.phase in (RUNNING, SUSPENDED) else GIVEN_UP
 
 
 def _needed(asked: Asked) -> str:
     """What a question asks of whom."""
     what = "An irreversible step" if asked.sem == "irreversible" else "A step"
-    who = "a named person" if asked.quorum == 1 else f"{asked.quorum} different people"
-    evidence = f", {'each ' if asked.quorum > 1 else ''}with {LEVELS[each(asked.level)][1]}" if asked.level > 1 else ""
-    return f"{what} waits for {who}{evidence}."
+    return f"{what} waits for {asked_of(asked.level, asked.quorum)}."
+
+
+def _decided_by(kit: AgentKit, item: str, asked: Asked) -> tuple[str, ...]:
+    """The commands that would be taken: of those who may say yes, and of anybody who says no."""
+    ring, text, level = keyring.read(kit.log), request_text(kit.log, asked), each(asked.level)
+    roles = tuple(msgspec.json.decode(text).get("roles") or ()) if text else ()
+    yes = deciding(item, APPROVE, level, roles, allowed(ring, max(FILE, level), roles))
+    return (*(("amends keys list",) if ring.frozen else yes), *deciding(item, DENY, level, roles, ()))
+
+
+def in_the_way(kit: AgentKit, request: str) -> list[str]:
+    """What keeps the step of an open request from starting, though people let it; empty if it goes on. A lever on a tag
+    is not seen from here: which tags a call has is known once it starts."""
+    state = kit.engine.state
+    asked = state.approvals.requests.get(request)
+    saga = state.sagas.get(asked.saga) if asked else None
+    if asked is None or saga is None or asked.over:
+        return []
+    question = Question(asked.tool, asked.sem, saga.id, state.root(saga).id)
+    refusals = (check_switch(state, question, kit.log.now()), kit.engine.policy.now().broken)
+    return [said for said in (agent_gone(kit, saga), *(one.said for one in refusals if one)) if said]
 
 
 def _reviews(kit: AgentKit) -> Iterator[Item]:
@@ -144,7 +182,8 @@ def _frozen(kit: AgentKit) -> Iterator[Item]:
             lever = max(levers, key=lambda one: (root.id in one.target, one.seq))
             said = f"It is {'quarantined' if why == QUARANTINED else 'halted'}: it stays so until that is lifted."
             found = _item(kit, "frozen", root, None, said, lever.seq, of=root.id)
-            yield found._replace(settles=(f"amends resume {lever.target} --by NAME --reason TEXT",))
+            scope = quote(typed(kit, lever.target))
+            yield found._replace(settles=(f"amends resume {scope} --by NAME --reason TEXT",))
 
 
 _END_IT = "or end its process, if it lives: `amends recoverd --once` then undoes it"
@@ -197,7 +236,7 @@ def _told(kit: AgentKit, item: Item) -> dict[str, Any]:
         "show": f"amends show {quote(saga)}" if saga else "",
     }
     if item.asked is not None:
-        told["approval"] = _question(kit, item.asked, item.dead)
+        told["approval"] = _question(kit, item.asked, item)
     if item.saga is not None and item.kind in REASONS:
         locks = kit.engine.state.locks
         told["locks"] = [held.lock for held in locks.of(kit.engine.state.root(item.saga).id)]
@@ -205,15 +244,16 @@ def _told(kit: AgentKit, item: Item) -> dict[str, Any]:
     return told
 
 
-def _question(kit: AgentKit, asked: Asked, dead: frozenset[int]) -> dict[str, Any]:
+def _question(kit: AgentKit, asked: Asked, item: Item) -> dict[str, Any]:
     """What a question asks: how many people, on which evidence, and for how long it is open."""
     return {
         "request": asked.request,
-        "have": len(persons(asked, dead)),
+        "have": len(persons(asked, item.dead)),
         "need": asked.quorum,
         "level": LEVELS[asked.level][0],
         "left_ms": left_ms(asked, kit.log.now().lived),
         "escalated": asked.reached,
+        "agent_lives": item.reason not in (GIVEN_UP, LET_GO),
     }
 
 
@@ -255,8 +295,6 @@ _SAYS = {"approve": ("vote.cast",), "deny": ("vote.cast",), "accept": ("step.acc
 _OPENS = {"step.asked": "approval", "saga.escalated": "escalation", "vote.cast": "review"}
 """The fact that opens an item of a kind."""
 _COMMANDS = {
-    "approve": "amends approve {} --by NAME",
-    "deny": "amends deny {} --by NAME",
     "accept": "amends accept {} --by NAME --reason TEXT",
     "retry": "amends retry {} --by NAME",
 }
@@ -372,13 +410,6 @@ def _settled(kit: AgentKit, record: Record) -> Refused:
 # ---- deciding -------------------------------------------------------------------------------------------------------
 
 
-def named(by: str) -> str:
-    """A person's name. Raises BadValue for none."""
-    if not isinstance(by, str) or not by.strip():
-        raise BadValue("A named person decides.", next="Pass --by NAME.")
-    return by.strip()
-
-
 def answer(
     kit: AgentKit, name: str, verdict: str, by: str, note: str, *, break_glass: bool = False, reason: str = ""
 ) -> None:
@@ -388,7 +419,7 @@ def answer(
 
 def accept(kit: AgentKit, name: str, by: str, reason: str) -> None:
     """Account for what stands in a person's name, then go on with what waited behind it; or look at a broken glass."""
-    if not reason or not reason.strip():
+    if blank(reason):
         raise BadValue("Accepting what stands needs a reason.", next="Pass --reason TEXT.")
     item = find(kit, name, "accept")
     if item.kind == "review":

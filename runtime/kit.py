@@ -28,6 +28,7 @@ from .engine import Engine, Run
 from .gate.freeze import freeze
 from .gate.policy_file import Policy
 from .hosts import Hosts
+from .plain import named
 from .pool import SHARED
 from .reach import LiveReach
 from .report import RollbackReport
@@ -46,6 +47,7 @@ NOT_CLAIMED = (
     "An effect that lands later than its settle time and has no probe stands until somebody looks.",
     "A tool that raises anything but a timeout, a broken connection or a 5xx is believed: it did not happen.",
     "A reversible step whose inverse lives in memory dies with its process.",
+    "Such a step, where nothing is limited, claimed or asked about, is judged on the log as its process last read it.",
     "Whoever can write the home folder is the device.",
 )
 
@@ -75,7 +77,7 @@ class AgentKit:
         on_behalf_of: str = "",
         warn: Callable[[str], None] | None = None,
     ) -> None:
-        self.name, self.on_behalf_of = name, on_behalf_of
+        self.name, self.on_behalf_of = name, named(on_behalf_of) if on_behalf_of else ""
         self.home: Home | None = Home(Home.find(home))
         log = open_log(self.home, State(), warn=warn)
         identity: Any = log.identity  # the log's port names what a log needs of it; a device has more
@@ -121,7 +123,7 @@ class AgentKit:
     ) -> AgentKit:
         """A kit whose log lives and dies with this process."""
         kit = cls.__new__(cls)
-        kit.name, kit.on_behalf_of, kit.home, kit.dead = name, on_behalf_of, None, []
+        kit.name, kit.on_behalf_of, kit.home, kit.dead = name, named(on_behalf_of) if on_behalf_of else "", None, []
         view = State()
         log = MemoryLog(view, clock=clock)
         view.archive = log

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..store.clock import Now
 from ..store.errors import AmendsError, NotFound
+from .config_file import BadConfig, current
 from .followup import resolve
 from .gate import breaker, keyring
 from .gate.approvals import EXPIRED, PENDING, left_ms, persons
@@ -19,8 +20,9 @@ from .gate.approvals import standing as standing_of
 from .gate.levels import LEVELS
 from .gate.limits import left, shown
 from .gate.question import Question
+from .gate.signing import dead_votes
 from .gate.switch import DRAIN, HALT, QUARANTINE, Lever, Set, check_switch, lift, set_switch
-from .openings import known_as, raw_fields, when
+from .openings import known_as, raw_fields, scope_known_as, when
 from .semantics import ActionSemantics
 from .story import text_of
 
@@ -132,6 +134,7 @@ def standing(kit: AgentKit) -> dict[str, Any]:
         "reviews": len(state.approvals.reviews),
         "keyring": _keyring(kit),
         "policy": _policy(kit),
+        "config": _config(kit),
         "notices": [
             {"item": told.item, "channel": told.channel, "level": told.level, "attempt": told.attempt}
             for told in state.notices.failing()
@@ -154,11 +157,10 @@ def _word(active: Iterable[Lever]) -> str:
 
 def _lever(kit: AgentKit, lever: Lever, now: Now) -> dict[str, Any]:
     fields = raw_fields(kit.log.record(lever.seq).blob)
-    kind, _, name = lever.target.partition(":")
     return {
         "record": lever.seq,
         "mode": lever.mode,
-        "scope": f"saga:{known_as(kit.log, name)}" if kind == "saga" else lever.target,
+        "scope": scope_known_as(kit.log, lever.target),
         "by": text_of(fields.get("by")),
         "reason": text_of(fields.get("reason")),
         "since": when(lever.at),
@@ -184,13 +186,24 @@ def _policy(kit: AgentKit) -> dict[str, Any]:
     return {"digest": held.digest, "broken": held.broken.said if held.broken else ""}
 
 
+def _config(kit: AgentKit) -> dict[str, Any]:
+    """Whether config.toml can be used: of a broken one nobody new is told anything."""
+    try:
+        if kit.home is not None:
+            current(kit.home.config)
+    except BadConfig as bad:
+        return {"broken": bad.message}
+    return {"broken": ""}
+
+
 def _approvals(kit: AgentKit, now: Now) -> Iterable[dict[str, Any]]:
     view = kit.engine.state.approvals
     for asked in list(view.open):
-        said = standing_of(view, asked.request, now.lived)
+        dead = dead_votes(kit, asked) if asked.votes else frozenset()
+        said = standing_of(view, asked.request, now.lived, dead)
         yield {
             "saga": known_as(kit.log, asked.saga), "step": asked.step, "tool": asked.tool, "since": when(asked.at),
-            "standing": said, "level": LEVELS[asked.level][0], "have": len(persons(asked)), "need": asked.quorum,
+            "standing": said, "level": LEVELS[asked.level][0], "have": len(persons(asked, dead)), "need": asked.quorum,
             "left_ms": left_ms(asked, now.lived) if said in (PENDING, EXPIRED) else None, "told_level": asked.reached,
         }  # fmt: skip
 

@@ -100,22 +100,37 @@ class Notices:
     def __init__(self) -> None:
         self.told: dict[tuple[str, str, int], Told] = {}
         self.raised: dict[str, list[tuple[int, int]]] = {}  # request -> (level, record)
+        # What is about each saga, or about none, so that a fact of one does not look at those of the others.
+        self._of: dict[str, dict[tuple[str, str, int], None]] = {}
+        self._asked: dict[str, list[str]] = {}
         self.news = 0
 
     def fold(self, entry: Entry, lived: int, state: State) -> None:
         if entry.kind in _OPENS:
             self.news += 1
             if entry.kind == "approval.escalated":
-                self.raised.setdefault(entry.request, []).append((entry.level, entry.seq))
+                self._raise(entry, state)
         elif entry.kind == "notice.claimed":
-            self.told[entry.item, entry.channel, entry.level] = Told(
+            self._claim(Told(
                 entry.item, entry.channel, entry.level, entry.of, entry.step, entry.ref,
                 entry.attempt, CLAIMED, lived, entry.within_ms,
-            )  # fmt: skip
+            ))  # fmt: skip
         elif entry.kind == "notice.sent":
             self._outcome(entry, lived)
         elif self.told or self.raised:
             self._forget(entry, state)
+
+    def _raise(self, entry: Entry, state: State) -> None:
+        if entry.request not in self.raised:
+            self._asked.setdefault(state.approvals.requests[entry.request].saga, []).append(entry.request)
+        self.raised.setdefault(entry.request, []).append((entry.level, entry.seq))
+
+    def _claim(self, told: Told) -> None:
+        key = (told.item, told.channel, told.level)
+        if key in self.told:
+            del self._of[self.told[key].of][key]
+        self.told[key] = told
+        self._of.setdefault(told.of, {})[key] = None
 
     def _outcome(self, entry: Entry, lived: int) -> None:
         """What became of a claim. A message that went out is told, also where its claim had lapsed."""
@@ -124,13 +139,17 @@ class Notices:
             told.out, told.lived = entry.out, lived
 
     def _forget(self, entry: Entry, state: State) -> None:
-        over = _IS_OVER.get(entry.kind, _same_step)
-        for key in [key for key, told in self.told.items() if over(told, entry)]:
-            del self.told[key]
-        for request in list(self.raised):
-            asked = state.approvals.requests.get(request)
-            if asked is None or asked.over:
+        over, about = _IS_OVER.get(entry.kind, _same_step), self._of.get(entry.saga, {})
+        for key in [key for key in about if over(self.told[key], entry)]:
+            del self.told[key], about[key]
+        if not about:
+            self._of.pop(entry.saga, None)
+        asked = state.approvals.requests
+        for request in self._asked.pop(entry.saga, ()):
+            if request not in asked or asked[request].over:
                 del self.raised[request]
+            else:
+                self._asked.setdefault(entry.saga, []).append(request)
 
     def due_in(self, item: str, channel: str, level: int, now: Now) -> int | None:
         """Milliseconds until the message is to be tried: 0 now, None never (again)."""
@@ -144,15 +163,20 @@ class Notices:
 
     def failing(self) -> list[Told]:
         """Messages whose last attempt failed."""
-        return [told for told in self.told.values() if told.out == FAILED]
+        return [told for told in list(self.told.values()) if told.out == FAILED]
 
     def dump(self) -> Any:
-        return [[self.told[key] for key in sorted(self.told)], dict(sorted(self.raised.items()))]
+        raised = [(name, saga, self.raised[name]) for saga, names in self._asked.items() for name in names]
+        return [[self.told[key] for key in sorted(self.told)], sorted(raised)]
 
     def load(self, raw: Any) -> None:
-        told, raised = raw
-        self.told = {(one.item, one.channel, one.level): one for one in msgspec.convert(told, list[Told])}
-        self.raised = msgspec.convert(raised, dict[str, list[tuple[int, int]]])
+        told, raised = msgspec.convert(raw, tuple[list[Told], list[tuple[str, str, list[tuple[int, int]]]]])
+        self.told, self.raised, self._of, self._asked = {}, {}, {}, {}
+        for one in told:
+            self._claim(one)
+        for request, saga, levels in raised:
+            self.raised[request] = levels
+            self._asked.setdefault(saga, []).append(request)
 
 
 class Claim:

@@ -162,6 +162,12 @@ def known_as(log: Log, saga: str) -> str:
     return saga
 
 
+def scope_known_as(log: Log, scope: str) -> str:
+    """A lever's scope with the id by which a person knows its saga."""
+    kind, _, saga = scope.partition(":")
+    return f"saga:{known_as(log, saga)}" if kind == "saga" else scope
+
+
 def _text(raw: bytes | None) -> str:
     return str(decode(msgspec.json.decode(raw))) if raw else ""
 

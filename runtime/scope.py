@@ -16,6 +16,7 @@ import sys
 import threading
 import unicodedata
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from shlex import quote
 from types import TracebackType
 from typing import Any
 
@@ -350,13 +351,13 @@ async def _again(drive: Drive, plan: Plan, kit: AgentKit, engine: Engine, past: 
     if past.phase == CONCLUDING:
         raise Refused(
             f"Saga {name} stands, and what is tentative in it is being confirmed.",
-            next=f"Run `amends recoverd --once`, then `amends show {name}`.",
+            next=f"Run `amends recoverd --once`, then `amends show {quote(name)}`.",
             code="saga_concluding",
         )
     if past.phase not in (RUNNING, SUSPENDED, JOINED) or past.escalated:
         raise Refused(
             f"Saga {name} is {outcome(past, lives=False)}: what it did is being undone.",
-            next=f"Run `amends show {name}`.",
+            next=f"Run `amends show {quote(name)}`.",
             code="saga_unwinding",
         )
     if inside and parent is None:
@@ -367,7 +368,7 @@ async def _again(drive: Drive, plan: Plan, kit: AgentKit, engine: Engine, past: 
     if past.on_crash != "resume" and parent is None:
         raise Refused(
             f"Saga {name} died; recovery undoes it.",
-            next=f"Run `amends recoverd --once`, then `amends show {name}`.",
+            next=f"Run `amends recoverd --once`, then `amends show {quote(name)}`.",
             code="saga_crashed",
         )
     if parent is None:  # with a parent, that one was taken, and this one with it
@@ -608,7 +609,9 @@ async def roll_back(drive: Drive, kit: AgentKit, made: Run, error: BaseException
         if saga is None:
             return ()
         if saga.fence != made.fence:
-            raise Fenced(f"Saga {made.name} was taken over by another process.", next=f"Run `amends show {made.name}`.")
+            raise Fenced(
+                f"Saga {made.name} was taken over by another process.", next=f"Run `amends show {quote(made.name)}`."
+            )
         return [
             fact("saga.unwinding", body(cause=encode(cause)) if m is saga else b"", saga=m.id, fence=m.fence, why=why,
                  up=True)

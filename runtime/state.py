@@ -43,7 +43,7 @@ class Kept(msgspec.Struct):
 class State:
     """The open sagas of one device and the way to the ended ones; what the gate and the human queue ask beside them."""
 
-    version = 2
+    version = 4
 
     switches: Switches
     breakers: Breakers

@@ -29,7 +29,10 @@ TABLE: dict[str, dict[str, str]] = {
         "step.done": DONE,  # a reversible step whose outcome came before its intent was written
     },
     # What people have answered is not in the step: `gate/approvals.py` works it out, and lets the intent stand or not.
-    WAITING: {"step.intended": INTENDED, "step.refused": REFUSED, "step.asked": WAITING},
+    WAITING: {
+        "step.intended": INTENDED, "step.refused": REFUSED, "step.asked": WAITING,
+        "step.landed": BY_OUT,  # an attempt that had failed, before people were asked anew
+    },
     INTENDED: {
         "step.attempted": INTENDED, "step.done": DONE, "step.failed": FAILED, "step.lost": UNKNOWN,
     },
@@ -74,6 +77,7 @@ OUT: dict[str, dict[str, dict[str, str]]] = {
         UNKNOWN: {"done": DONE, "failed": FAILED},
         COMPENSATED: {"done": DONE, "failed": COMPENSATED},
         FAILED: {"done": DONE, "failed": FAILED},
+        WAITING: {"done": DONE, "failed": WAITING},
     },
     "undo.done": {DONE: {"nothing": COMPENSATED}},
     "confirm.done": {DONE: {"nothing": CONFIRMED}},

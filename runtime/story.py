@@ -8,13 +8,14 @@ same name is the newer saga's story; the older ones are told with it.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 
 from ..store.log import Record
-from .decisions import Decision, decision, votes_of
+from .decisions import Decision, decisions, votes_of
 from .gate.freeze import freeze
 from .inverse import Recorded, read
 from .openings import raw_fields, when, whole
@@ -47,14 +48,25 @@ GONE = (COMPENSATED, FAILED, REFUSED, ACCEPTED)
 PAGE = 500
 
 
-class Thread(NamedTuple):
-    """One saga of the log: as folded, with its records, the votes about its steps and the texts of its opening."""
+@dataclass(frozen=True)
+class Thread:
+    """One saga of the log: as folded, with its records and the texts of its opening."""
 
+    kit: AgentKit = field(repr=False, compare=False)
     saga: Saga
     records: list[Record]
     name: str
     label: str
-    votes: list[Record]
+
+    @cached_property
+    def votes(self) -> list[Record]:
+        """The votes about its steps, looked for when they are told: a list of many sagas needs none."""
+        return votes_of(self.kit, self.saga.id, self.records)
+
+    @cached_property
+    def decisions(self) -> list[Decision]:
+        """The same as they are told."""
+        return decisions(self.kit, self.saga.id, self.votes, self.records)
 
     @property
     def carried(self) -> dict[tuple[str, int], Step]:
@@ -73,8 +85,7 @@ def thread_of(kit: AgentKit, header: str) -> Thread | None:
     if saga is None or not records:
         return None
     fields = raw_fields(records[0].blob)
-    votes = votes_of(kit, saga.id, records)
-    return Thread(saga, records, text_of(fields.get("name")), text_of(fields.get("label")), votes)
+    return Thread(kit, saga, records, text_of(fields.get("name")), text_of(fields.get("label")))
 
 
 def step_fields(kit: AgentKit, saga: str, number: int) -> dict[str, bytes]:
@@ -123,8 +134,14 @@ class StepStory(NamedTuple):
 
     @property
     def decisions(self) -> list[Decision]:
-        """Who let it happen, or did not."""
-        return [said for said in map(decision, self.thread.votes) if said.step == self.step.number]
+        """Everybody who said something to it: who let it happen, or did not, and whose word did not count."""
+        return [said for said in self.thread.decisions if said.step == self.step.number]
+
+    @property
+    def asked(self) -> Record | None:
+        """The newest question to people about it; None if nobody was asked."""
+        mine = (record for record in reversed(self.thread.records) if record.entry.step == self.step.number)
+        return next((record for record in mine if record.entry.kind == "step.asked"), None)
 
     @property
     def undo_attempts(self) -> int:
@@ -364,7 +381,8 @@ def _raw(encoded: bytes | None) -> Any:
 def _decided(said: Decision) -> dict[str, Any]:
     return {
         "by": said.by, "decision": said.verdict, "level": said.level, "key": said.key or None,
-        "note": said.note or None, "at": when(said.at), "record": said.seq,
+        "note": said.note or None, "at": when(said.at), "record": said.seq, "request": said.request,
+        "counted": not said.void, "void": said.void or None,
     }  # fmt: skip
 
 

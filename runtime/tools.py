@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from types import FunctionType
 from typing import Any, NamedTuple, TypeVar
 
@@ -258,12 +259,34 @@ def parameters(fn: Callable[..., Any]) -> Mapping[str, inspect.Parameter]:
 
 
 def defaults(fn: Callable[..., Any]) -> dict[str, Any]:
-    """What a callable puts in where a call leaves an argument out; nothing for one that hides its signature."""
+    """What a callable puts in where a call leaves an argument out, and what partials hold of it already; nothing for
+    one that hides its signature. Raises BadValue for a partial with an argument whose name nobody can tell."""
     if type(fn) is FunctionType and not hasattr(fn, "__wrapped__") and not hasattr(fn, "__signature__"):
         given, count = fn.__defaults__ or (), fn.__code__.co_argcount
         return {**dict(zip(fn.__code__.co_varnames[count - len(given) : count], given, strict=True)),
                 **(fn.__kwdefaults__ or {})}  # fmt: skip
+    if isinstance(fn, partial):
+        return {**defaults(fn.func), **_by_place(fn), **fn.keywords}
     return {name: each.default for name, each in parameters(fn).items() if each.default is not each.empty}
+
+
+def _by_place(fn: partial[Any]) -> dict[str, Any]:
+    """What a partial holds without a name, by the names of the parameters that take it."""
+    if not fn.args:
+        return {}
+    try:
+        declared = [*inspect.signature(fn.func).parameters.values()]
+    except (TypeError, ValueError):
+        declared = []
+    takes = [each for each in declared if each.kind in (each.POSITIONAL_ONLY, each.POSITIONAL_OR_KEYWORD)]
+    shared = any(each.kind is each.VAR_KEYWORD for each in declared)  # which may hold another argument of that name
+    if len(takes) < len(fn.args) or shared and any(each.kind is each.POSITIONAL_ONLY for each in takes[: len(fn.args)]):
+        raise BadValue(
+            "A functools.partial holds an argument by its place, and nobody can tell which one it is.",
+            next="Bind it by keyword, functools.partial(fn, name=value), or pass it with the call.",
+            code="unnamed_argument",
+        )
+    return {each.name: value for each, value in zip(takes, fn.args, strict=False)}
 
 
 def is_async(fn: Any) -> bool:

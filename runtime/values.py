@@ -26,6 +26,7 @@ import weakref
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from datetime import date, datetime
 from decimal import Decimal, InvalidOperation
+from functools import partial
 from hashlib import sha256
 from types import FunctionType
 from typing import Any, Generic, NoReturn, TypeVar
@@ -703,6 +704,8 @@ def looks_like_secret(text: str) -> bool:
 
 def secret_names(function: Callable[..., Any]) -> tuple[str, ...]:
     """The parameters a function annotates as `Secret[…]`, whether or not its caller wraps them."""
+    while isinstance(function, partial):
+        function = function.func
     try:
         return _SECRET_NAMES[function]
     except (KeyError, TypeError):  # not asked yet, or a callable that no weak reference holds

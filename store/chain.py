@@ -115,7 +115,20 @@ class Chain:
         self._offset: int | None = None  # of the wall clock against the boot clock, when last looked at, microseconds
 
     def now(self, clock: Clock) -> Now:
-        return self.timeline.now(clock, self.at)
+        """The clocks as the next fact will see them: that the wall clock was set counts before anybody has told it,
+        since whoever only waits tells nothing."""
+        line, wall, up = self.timeline, clock.wall_us(), clock.boot_ms()
+        here = bool(line.boots) and line.boots[-1] == clock.boot_id()
+        return line.seen(wall, up, self.at, here and self._was_set(wall - up * 1000))
+
+    def _was_set(self, offset: int) -> bool:
+        """Whether the wall clock was set since the clocks were last looked at for a fact: here, or as the log says."""
+        line, base = self.timeline, self._offset
+        if base is None:
+            if line.stepped or line.up[0] != len(line.boots):
+                return False
+            base = line.at - line.up[1] * 1000
+        return not -STEP_US <= offset - base <= STEP_US
 
     def take_clock(self, clock: Clock) -> tuple[list[Row], Now]:
         """What is to be told of the clocks before anything else (a new boot, a wall clock that was set), and the
@@ -128,12 +141,9 @@ class Chain:
             now = line.seen(wall, up, self.at)._replace(boot=len(line.boots) + 1)
         else:
             offset = wall - up * 1000
-            base = self._offset
-            if base is None:  # not looked at yet: what the log says
-                base = offset if line.stepped or line.up[0] != len(line.boots) else line.at - line.up[1] * 1000
-            self._offset = offset
+            was_set, self._offset = self._was_set(offset), offset
             now = line.seen(wall, up, self.at)
-            if -STEP_US <= offset - base <= STEP_US:
+            if not was_set:
                 return [], now
             drafts = [Draft(STEPPED, {}, up=True)]
         rows, [(_, answer)] = self.take([(lambda view, now: drafts, drafts)], now)

@@ -11,7 +11,7 @@ from typing import Protocol
 
 import msgspec
 
-from .clock import Clock, Now
+from .clock import Now
 from .entry import Entry
 from .errors import Illegal
 from .facts import BOOTED, STEPPED
@@ -115,13 +115,12 @@ class Timeline(msgspec.Struct):
         wall, since = self._ahead(entry.at, up)
         return min(wall - counted * 1000, CARRIED_MS * 1000), min(since - counted, CARRIED_MS)
 
-    def now(self, clock: Clock, last_at: int) -> Now:
-        """The clocks as the next fact will see them."""
-        return self.seen(clock.wall_us(), clock.boot_ms(), last_at)
-
-    def seen(self, wall: int, up: int, last_at: int) -> Now:
-        """The same for one look at both clocks (microseconds, milliseconds)."""
+    def seen(self, wall: int, up: int, last_at: int, stepped: bool = False) -> Now:
+        """One look at both clocks (microseconds, milliseconds) as the next fact will see it. stepped: the wall clock
+        was set, which no fact says yet."""
         boot = len(self.boots)
         # `at` may have been pushed above the wall by a step back: progress is measured on the wall itself.
         at = wall if wall > last_at else last_at + 1
-        return Now(at, boot, up, self.progress(max(wall, self.at), boot, up, self.stepped) if boot else 0, wall)
+        return Now(
+            at, boot, up, self.progress(max(wall, self.at), boot, up, self.stepped or stepped) if boot else 0, wall
+        )

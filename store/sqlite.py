@@ -1195,7 +1195,7 @@ class SqliteLog:
     def _is_full_now(self) -> None:
         self._full, self._full_at = True, monotonic()
         self._free_reserve()
-        self._say("No space is left on the disk: only outcomes, unwinding and halts are written until there is.")
+        self._say(_NO_SPACE)
 
     def _free_reserve(self) -> None:
         try:
@@ -1629,17 +1629,27 @@ def _outcomes_only(decide: Decide) -> Decide:
     return decide_with_no_space
 
 
+_NO_SPACE = (
+    "No space is left on the disk: only outcomes, unwinding and halts are written until there is, as far as they fit."
+)
+
+
 def _no_space() -> DiskFull:
+    return DiskFull(_NO_SPACE, next="Free some; it goes on by itself.")
+
+
+def _no_space_at_all() -> DiskFull:
+    """Where the reserve never fitted, or is used up."""
     return DiskFull(
-        "No space is left on the disk; only outcomes, unwinding and halts are written.",
-        next="Free some; it goes on by itself.",
+        "No space is left on the disk, not even in reserve: nothing could be written, and this was not.",
+        next="Free some, and do it again.",
     )
 
 
 def _spoken(error: BaseException) -> AmendsError:
     """What SQLite said, as one of our errors."""
     if _is_full(error):
-        spoken: AmendsError = _no_space()
+        spoken: AmendsError = _no_space_at_all()
     elif isinstance(error, (apsw.BusyError, apsw.LockedError)):
         spoken = LogHeld("Another process keeps the log's file.", next="Look for a stopped process; nothing is lost.")
     elif isinstance(error, (apsw.CorruptError, apsw.NotADBError)):

@@ -11,6 +11,7 @@ from pathlib import Path
 import platformdirs
 import pytest
 from hypothesis import HealthCheck, settings
+from mortals import Ledger, Mortals
 from world import World
 
 from amends import AgentKit
@@ -117,3 +118,19 @@ def kit(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[AgentKit]:
     yield kit
     CURRENT.set(None)
     kit.close()
+
+
+@pytest.fixture
+def ledger() -> Iterator[Ledger]:
+    """A far side in a process of its own."""
+    made = Ledger()
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def mortals(tmp_path: Path) -> Iterator[Mortals]:
+    """Processes that die on request."""
+    made = Mortals(tmp_path / "errors")
+    yield made
+    made.close()

@@ -17,8 +17,8 @@ from typing import Any
 import pytest
 from approving import Asking
 from kill_child import SETTLE
+from mortals import KILLED, Ledger, Mortals
 from simulation import Clock
-from test_kill_matrix import KILLED, Ledger, Mortals
 from world import World as Vendor
 from world import killed
 
@@ -32,13 +32,6 @@ from amends.store.audit import verify
 from amends.store.identity import open_log
 
 LONG_S, SHORT_S = 600.0, 0.3
-
-
-@pytest.fixture
-def ledger() -> Iterator[Ledger]:
-    made = Ledger()
-    yield made
-    made.close()
 
 
 class Crowd:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import json
+import threading
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from decimal import Decimal
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -13,12 +16,14 @@ from approving import OTHER, REQUEST, SAGA, Asking, Facts, People
 from hypothesis import given
 from hypothesis import strategies as st
 from simulation import Clock
+from soft_keys import SoftPasskey
 from world import World, eventually
 
-from amends import COMPENSABLE, IRREVERSIBLE, AgentKit
+from amends import COMPENSABLE, IRREVERSIBLE, AgentKit, RetryPolicy, Secret
 from amends.runtime import asking
 from amends.runtime.asking import Answered, spend
-from amends.runtime.gate import ceremonies, signing
+from amends.runtime.facts import body, fact
+from amends.runtime.gate import ceremonies, keyring, signing
 from amends.runtime.gate.approvals import (
     APPROVED,
     DENIED,
@@ -28,11 +33,13 @@ from amends.runtime.gate.approvals import (
     SPENT,
     STANDINGS,
     SUPERSEDED,
+    VOTES_MAX,
     WITHDRAWN,
     Approvals,
     binds,
     bound,
     due_level,
+    plain_name,
     request_of,
     same_person,
     standing,
@@ -40,7 +47,9 @@ from amends.runtime.gate.approvals import (
 )
 from amends.runtime.gate.clock import accept_clock, check_clock
 from amends.runtime.gate.levels import FILE, LEVELS, NAMED, PRESENT, QUORUM, SECOND_DEVICE, VERIFIED
-from amends.runtime.gate.question import ALLOW, ASK, Question, Tier
+from amends.runtime.gate.proof import base64url
+from amends.runtime.gate.question import ALLOW, ASK, Question, Reason, Tier
+from amends.runtime.gate.question import Verdict as Judged
 from amends.runtime.gate.rules import ApprovalPolicy, EscalationLevel, PreFlightGate, Rule, Verdict, tool_is
 from amends.runtime.gate.shown import fields_of, headline
 from amends.runtime.gate.statement import canonical, challenge, check_code, decision, request_digest
@@ -91,6 +100,7 @@ TABLE: list[tuple[str, list[Tell], str]] = [
     ("nobody has said anything", [asks()], PENDING),
     ("one yes of one", [asks(), yes("ann")], APPROVED),
     ("one yes of two", [asks(quorum=2), yes("ann")], PENDING),
+    ("one person who says it twice", [asks(quorum=2), yes("ann"), yes("ann")], PENDING),
     ("two people of two", [asks(quorum=2), yes("ann"), yes("bob")], APPROVED),
     ("a yes on weaker evidence than was asked", [asks(level=PRESENT), yes("ann", level=FILE)], PENDING),
     ("a yes on stronger evidence", [asks(level=PRESENT), yes("ann", level=VERIFIED)], APPROVED),
@@ -151,7 +161,7 @@ def test_any_order_of_votes_stands_as_a_plain_reading_of_the_rules_says(
     for person, out, shown, wait in votes:
         facts.lived += wait
         said = [v for v in counted if v[0] == person]
-        if said and (out != "deny" or any(v[1] == "deny" for v in said)):
+        if any(v[1] == "deny" for v in said):
             with pytest.raises(Illegal):
                 facts.vote(out, person, level=shown)
             if facts.lived <= 1000:
@@ -175,7 +185,7 @@ ILLEGAL: list[tuple[str, list[Tell], Tell]] = [
     ("a question without a request", [], asks(request="")),
     ("a question without a deadline", [], asks(within_ms=0)),
     ("the same request twice", [asks()], asks()),
-    ("a person who decides twice", [asks(quorum=2), yes("ann")], yes("ann")),
+    ("more votes under one name than are kept", [asks(quorum=2), *[yes("ann")] * VOTES_MAX], yes("ann")),
     ("a yes by whoever said no", [asks(quorum=2), no("ann")], yes("ann")),
     ("a no twice", [asks(quorum=2), no("ann")], no("ann")),
     ("a vote about no request of ours, that would count", [asks()], yes("ann", request=OTHER)),
@@ -269,7 +279,9 @@ def approved() -> Facts:
     return facts
 
 
-ANSWER = Answered(REQUEST, (3,), "", 1)
+RULE, LIMIT = Reason("rule wires", "wires are looked at"), Reason("limit daily", "90 of 100 used")
+ASKED = Judged(ASK, None, (RULE,))
+ANSWER = Answered(REQUEST, (3,), "", 1, frozenset({RULE.by}))
 SPENDS: list[tuple[str, dict[str, Any], str]] = [
     ("as it was answered", {}, ALLOW),
     ("another keyring than the votes were checked against", {"answered": ANSWER._replace(head="f" * 64)}, ASK),
@@ -283,15 +295,19 @@ SPENDS: list[tuple[str, dict[str, Any], str]] = [
     ("a policy that asks stronger evidence by now", {"question": question(tier=Tier(PRESENT, settled=True))}, ASK),
     ("a policy that asks more people by now", {"question": question(tier=Tier(NAMED, 2))}, ASK),
     ("nothing was asked, and the step was never let go", {"answered": Answered("", step=1)}, ASK),
+    ("a limit that nobody was told of", {"verdict": Judged(ASK, None, (RULE, LIMIT))}, ASK),
+    ("the same rule in other words", {"verdict": Judged(ASK, None, (RULE._replace(said="look closely"),))}, ALLOW),
+    ("nobody would be asked by now", {"verdict": Judged(ASK)}, ALLOW),
 ]
 
 
 @pytest.mark.promise("3.2")
 @pytest.mark.parametrize("changed, expected", [row[1:] for row in SPENDS], ids=[row[0] for row in SPENDS])
 def test_an_answer_is_spent_on_exactly_what_it_was_given_for(changed: dict[str, Any], expected: str) -> None:
-    given: dict[str, Any] = {"question": question(), "answered": ANSWER, "now": now()} | changed
+    given: dict[str, Any] = {"question": question(), "verdict": ASKED, "answered": ANSWER, "now": now()} | changed
     run: Any = Driven(SAGA)
-    assert spend(approved().state, run, **given).verdict == expected
+    said = spend(approved().state, run, **given)
+    assert said.verdict == expected and (expected == ALLOW or said.asks == given["verdict"].asks)
 
 
 @pytest.mark.promise("3.2")
@@ -299,21 +315,22 @@ def test_an_answer_is_not_spent_after_a_no_nor_twice_nor_by_another_saga() -> No
     run: Any = Driven(SAGA)
     denied = approved()
     denied.vote("deny", "bob")
-    assert spend(denied.state, run, question(), ANSWER, now()).verdict == ASK
+    assert spend(denied.state, run, question(), ASKED, ANSWER, now()).verdict == ASK
     spent = approved()
     spent.intend()
-    assert spend(spent.state, run, question(), ANSWER, now()).verdict == ASK
+    assert spend(spent.state, run, question(), ASKED, ANSWER, now()).verdict == ASK
     other: Any = Driven("t" * 26)
-    assert spend(approved().state, other, question(), ANSWER, now()).verdict == ASK
+    assert spend(approved().state, other, question(), ASKED, ANSWER, now()).verdict == ASK
 
 
 @pytest.mark.promise("3.2")
-def test_a_step_that_was_let_go_and_lost_goes_on_without_a_second_answer() -> None:
+@pytest.mark.parametrize("end, expected", [("step.lost", ALLOW), ("step.failed", ASK)])
+def test_a_step_that_was_let_go_and_lost_goes_on_without_a_second_answer(end: str, expected: str) -> None:
     facts = approved()
     facts.intend()
-    facts.tell("step.lost", saga=SAGA, step=1, fence=1)
+    facts.tell(end, saga=SAGA, step=1, fence=1)
     run: Any = Driven(SAGA)
-    assert spend(facts.state, run, question(), Answered("", step=1), now()).verdict == ALLOW
+    assert spend(facts.state, run, question(), ASKED, Answered("", step=1), now()).verdict == expected
 
 
 @pytest.mark.promise("3.4")
@@ -427,12 +444,53 @@ def test_text_that_only_looks_the_same_is_told_apart_and_large_values_stand_as_t
     assert request_of(FIELDS, encode({"Jose\u0301": 1})), "names are kept apart too"
 
 
+@pytest.mark.promise("3.7")
+def test_a_name_too_long_to_be_shown_is_shown_as_its_hash() -> None:
+    args = bound(encode({"memo": {"k" * 20_000: 1, "Jose\u0301": 2}}))
+    [long, escaped] = fields_of(args)
+    assert long.label.startswith("memo.20000 bytes, not shown; SHA-256 ") and long.value == "1"
+    assert (escaped.label, escaped.value) == ("memo.Jose\\u0301", "2")
+
+
+@pytest.mark.promise("3.7")
+def test_a_value_of_the_callers_cannot_pass_for_one_that_is_not_shown() -> None:
+    args = {"to": {"$": "large", "size": 9, "sha256": "a" * 64, "type": "text"}, "$": "secret", "Jose\u0301": 1}
+    shown = {field.label: field.value for field in fields_of(bound(encode(args)))}
+    assert shown["to.$"] == "large" and shown["to.size"] == "9" and shown["$"] == "secret" and len(shown) == 6
+    assert [field.value for field in fields_of(bound(encode({"v": {"$": "bytes", "v": "x" * 200}})))] == [
+        "bytes", "x" * 200
+    ]  # fmt: skip
+
+
+PADS: dict[str, Any] = {
+    "texts": {f"memo{n}": "x" * 14_000 for n in range(5)},
+    "many texts": {f"memo{n}": "x" * 1_500 for n in range(80)},
+    "lists": {f"list{n}": [1] * 20_000 for n in range(5)},
+    "small ones": {f"n{n}": "small" for n in range(9_000)},
+}
+
+
+@pytest.mark.promise("3.7")
+@pytest.mark.parametrize("pad", PADS.values(), ids=PADS)
+def test_amount_and_payee_cannot_be_hidden_behind_what_is_large(pad: dict[str, Any]) -> None:
+    all = pad | {"amount": 4200, "payee": "DE89"}
+    for args in (all, all | {"$": 1}, {"order": all}, {"order": all} | pad):
+        found = {field.label.removeprefix("order."): field.value for field in fields_of(bound(encode(args)))}
+        assert (found["amount"], found["payee"]) == ("4200", "DE89")
+    assert headline({"tool": "pay", "args": bound(encode(all))}) == "pay: amount 4200, payee DE89"
+
+
+def test_a_number_too_long_to_be_shown_is_one_that_is_not_shown() -> None:
+    [field] = fields_of(bound(encode({"n": Decimal("1" * 20_000)})))
+    assert field.kind == "large" and "20000 bytes" in field.value and field.note.startswith("decimal")
+
+
 def test_requests_and_decisions_are_those_of_the_vectors() -> None:
     told = json.loads((Path(__file__).parent / "vectors" / "format.json").read_text())["approval"]
     text = told["request"].encode()
     assert canonical(json.loads(text)) == text and request_digest(text) == told["digest"]
     assert check_code(told["digest"]) == told["code"]
-    for verdict in ("approve", "deny"):
+    for verdict in ("approve", "deny", "break_glass"):
         signed = decision(told["digest"], verdict)
         assert signed.hex() == told["signed"][verdict] and challenge(signed).hex() == told["challenge"][verdict]
     args = {"to": "Zoë", "amount": Decimal("42.00"), "rate": 1.5}
@@ -550,6 +608,14 @@ def test_what_is_new_about_a_call_is_said_in_words(kit: AgentKit, world: World) 
 
 
 @pytest.mark.promise("3.7")
+def test_what_is_new_about_a_call_is_looked_for_once(
+    kit: AgentKit, waiting: Asking, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told = waiting.seen().remarks
+    monkeypatch.setattr(signing, "_earlier", None)
+    assert waiting.seen().remarks == told != ()
+
+
 def test_what_the_tool_puts_in_by_default_is_shown_and_signed_too(kit: AgentKit) -> None:
     def send(amount: int, currency: str = "EUR", api_key: str = "sk_live_1", via: Any = object) -> str:
         return currency
@@ -562,6 +628,38 @@ def test_what_the_tool_puts_in_by_default_is_shown_and_signed_too(kit: AgentKit)
     assert b"sk_live_1" not in seen.request
     kit.approve(seen.item, by="Ann")
     assert waiting.end() == "EUR"
+
+
+@pytest.mark.promise("3.2")
+def test_what_a_partial_holds_is_shown_and_signed_too(kit: AgentKit) -> None:
+    def send(to: str, pin: Secret[str], amount: int, unit: str = "EUR") -> str:
+        return to
+
+    waiting = Asking(kit, functools.partial(functools.partial(send, "DE66"), "1234", unit="USD"), {"amount": 1}, id="p")
+    seen = waiting.seen()
+    assert {f.label: f.value for f in seen.about if f.label.startswith("defaults.")} == {
+        "defaults.to": "DE66", "defaults.pin": "•••", "defaults.unit": "USD",
+    }  # fmt: skip
+    assert b"1234" not in seen.request
+    kit.approve(seen.item, by="Ann")
+    assert waiting.end() == "DE66"
+
+
+@pytest.mark.promise("3.2")
+@pytest.mark.parametrize("how", ["argument", "default"])
+def test_one_yes_sends_what_was_approved_and_nothing_else_at_a_later_attempt(kit: AgentKit, how: str) -> None:
+    sent: list[str] = []
+
+    def send(to: list[str], more: list[str] = []) -> None:  # noqa: B006  (that is what goes wrong)
+        sent.append(",".join([*to, *more]))
+        (to if how == "argument" else more).append(f"another-{len(sent)}")
+        raise ValueError("no")
+
+    waiting = Asking(kit, send, {"to": ["DE66"]}, id="pay", retry=RetryPolicy(3, "constant", 0.0))
+    kit.approve(waiting.seen().item, by="Ann")
+    assert waiting.code() == "arguments_changed" and sent == ["DE66"]
+    told = [r.entry.why for r in kit.log.records() if r.entry.kind in ("step.attempted", "step.failed")]
+    assert told == ["arguments_changed"]
 
 
 @pytest.mark.promise("3.1")
@@ -631,6 +729,7 @@ def test_two_people_are_two_people_and_not_two_names_of_one(world: World) -> Non
     kit.approve(item, by="Ann Lee")
     assert kit.inbox()[0]["approval"] | {"left_ms": 0} == {
         "request": waiting.asked.request, "have": 1, "need": 2, "level": "named", "left_ms": 0, "escalated": 0,
+        "agent_lives": True,
     }  # fmt: skip
     assert code_of(lambda: kit.approve(item, by=" ann  LEE ")) == "already_voted"
     assert not waiting.done and not world.effects
@@ -700,6 +799,28 @@ def test_a_policy_may_leave_no_glass_to_break(world: World) -> None:
     assert code_of(lambda: kit.approve(item, by="Ann", break_glass=True, reason="x")) == "no_break_glass"
     kit.deny(item, by="Ann")
     waiting.end()
+
+
+NOBODY_SEES = "\u200b\u00ad\ufe0f\u202e\u2062\u3164\u2060\u034f\0\u0378"
+
+
+@pytest.mark.promise("3.3")
+@pytest.mark.parametrize("hidden", NOBODY_SEES, ids=lambda one: f"{ord(one):04x}")
+def test_letters_that_nobody_sees_make_no_other_person(world: World, hidden: str) -> None:
+    kit = AgentKit.in_memory(gate=PreFlightGate(approval=ApprovalPolicy(quorum=2)), on_behalf_of="Cid")
+    waiting = Asking(kit, wire(world), dict(PAY), id="pay")
+    item = waiting.seen().item
+    kit.approve(item, by="Ann")
+    for by in (f"An{hidden}n", hidden, f"ag{hidden}ent", f"Ci{hidden}d", f"{hidden}Ann"):
+        assert code_of(lambda by=by: kit.approve(item, by=by)) == "bad_name", ascii(by)
+        assert code_of(lambda by=by: kit.deny(item, by=by)) == "bad_name", ascii(by)
+    assert code_of(lambda: kit.approve(item, by="Bob", break_glass=True, reason=hidden)) == "bad_value"
+    with pytest.raises(BadValue):
+        AgentKit.in_memory(on_behalf_of=f"Ci{hidden}d")
+    assert plain_name(f"A{hidden}nn {hidden}LEE") == plain_name("ann lee") and not same_person(hidden, "")
+    assert not waiting.done
+    kit.deny(item, by="Ann")
+    assert waiting.code() == "denied" and not world.effects
 
 
 # ---- with keys ------------------------------------------------------------------------------------------------------
@@ -775,6 +896,182 @@ def test_a_vote_that_proves_something_else_is_refused_and_recorded_nowhere(
     assert waiting.code() == "denied" and not world.effects
 
 
+# ---- what is written past the door ----------------------------------------------------------------------------------
+
+Forged = tuple[str, dict[str, Any] | None, str]
+"""by, proof, reason"""
+STRICT: dict[str, Any] = {"level": "verification", "roles": ("approver",)}
+FORGED: list[tuple[str, dict[str, Any], str, Callable[[People, Any], Forged], str]] = [
+    ("a signed approve is no broken glass", {}, "break_glass",
+     lambda p, seen: ("Ann", p.yes("Ann", seen), "x"), "challenge_mismatch"),
+    ("nor is one that was not even touched with a PIN", {}, "break_glass",
+     lambda p, seen: ("Ann", p.yes("Ann", seen, flags=1), "x"), "challenge_mismatch"),
+    ("a signed broken glass is no approve", {}, "approve",
+     lambda p, seen: ("Ann", p.keys["Ann"].get(seen.glass), ""), "challenge_mismatch"),
+    ("a signed deny is no approve", {}, "approve",
+     lambda p, seen: ("Ann", p.no("Ann", seen), ""), "challenge_mismatch"),
+    ("a signed deny is no broken glass", {}, "break_glass",
+     lambda p, seen: ("Ann", p.no("Ann", seen), "x"), "challenge_mismatch"),
+    ("another request", {}, "approve",
+     lambda p, seen: ("Ann", p.keys["Ann"].get(decision(OTHER, "approve")), ""), "challenge_mismatch"),
+    ("no glass is to be broken", {"allow_break_glass": False}, "break_glass",
+     lambda p, seen: ("Ann", p.keys["Ann"].get(seen.glass), "x"), "no_break_glass"),
+    ("a broken glass without a reason", {}, "break_glass",
+     lambda p, seen: ("Ann", p.keys["Ann"].get(seen.glass), ""), "bad_value"),
+    ("a broken glass with a reason that nobody sees", {}, "break_glass",
+     lambda p, seen: ("Ann", p.keys["Ann"].get(seen.glass), "\u200b "), "bad_value"),
+    ("a broken glass without a key", {}, "break_glass", lambda p, seen: ("Ann", None, "x"), "level_too_low"),
+    ("a broken glass by whoever asks", {}, "break_glass",
+     lambda p, seen: ("agent", p.keys["agent"].get(seen.glass), "x"), "requester"),
+    ("a broken glass by a key nobody enrolled", {}, "break_glass",
+     lambda p, seen: ("Ann", SoftPasskey(b"\x66" * 32, credential=b"\x66" * 16).get(seen.glass), "x"),
+     "credential_unknown"),
+    ("whoever asks", {}, "approve", lambda p, seen: ("agent", p.yes("agent", seen), ""), "requester"),
+    ("a name", {}, "approve", lambda p, seen: ("Ann", None, ""), "level_too_low"),
+    ("nobody touched the key", {}, "approve",
+     lambda p, seen: ("Ann", p.yes("Ann", seen, flags=4), ""), "user_not_present"),
+    ("no PIN", {}, "approve", lambda p, seen: ("Ann", p.yes("Ann", seen, flags=1), ""), "user_not_verified"),
+    ("without the role", {}, "approve", lambda p, seen: ("Cid", p.yes("Cid", seen), ""), "role_missing"),
+    ("somebody else's name", {}, "approve", lambda p, seen: ("Bob", p.yes("Ann", seen), ""), "other_person"),
+    ("a revoked key", {}, "approve",
+     lambda p, seen: ("Bob", (p.yes("Bob", seen), p.revoke("Bob", "Ann"))[0], ""), "credential_unknown"),
+]  # fmt: skip
+
+
+def forge(
+    kit: AgentKit, asked: Any, out: str, by: str, proof: dict[str, Any] | None, reason: str = "", **header: Any
+) -> int:
+    """Write a vote past the door, its header as good as can be. Its record."""
+    told = body(by=encode(by), reason=encode(reason)) if reason else body(by=encode(by))
+    given: dict[str, Any] = dict(
+        of=asked.saga, step=asked.step, request=asked.request, out=out, person=signing.person_id(kit.engine, by),
+        level=VERIFIED if proof else NAMED, credential=proof["credential"] if proof else "", up=True,
+    )  # fmt: skip
+    draft = fact("vote.cast", body(proof=encode(proof)) if proof else b"", told, **(given | header))
+    [entry] = kit.log.commit(lambda state, now: [draft])
+    return int(entry.seq)
+
+
+@pytest.mark.promise("3.4")
+@pytest.mark.parametrize("policy, out, made, code", [row[1:] for row in FORGED], ids=[row[0] for row in FORGED])
+def test_what_the_door_refuses_is_worth_nothing_when_it_is_written_past_it(
+    world: World, policy: dict[str, Any], out: str, made: Callable[[People, Any], Forged], code: str
+) -> None:
+    kit = AgentKit.in_memory(gate=PreFlightGate(approval=ApprovalPolicy(**(STRICT | policy))))
+    people = People(kit, Cid=("admin",), agent=("admin", "approver"))
+    waiting = Asking(kit, wire(world), dict(PAY), id="pay")
+    seen, asked = waiting.seen(), waiting.asked
+    by, proof, reason = made(people, seen)
+    given: dict[str, Any] = {"by": by, "proof": proof, "break_glass": out == "break_glass", "reason": reason}
+    assert code_of(lambda: signing.vote(kit, seen.item, "approve", **given)) == code
+    for level in (VERIFIED, FILE, NAMED):
+        seq = forge(kit, asked, out, by, proof, reason, level=level)
+        assert seq not in signing.verified(kit.engine, keyring.read(kit.log), asked, seen.request)
+    assert signing.review(kit, seen.item).standing == PENDING and not waiting.done
+    kit.deny(seen.item, by="Ann")
+    assert waiting.code() == "denied" and not world.effects
+
+
+@pytest.mark.promise("3.3")
+@pytest.mark.parametrize(
+    "by, code", [("agent", "requester"), ("An\u200bn", "bad_name"), ("\u200b", "bad_name")], ids=ascii
+)
+def test_a_name_that_the_door_refuses_is_worth_nothing_past_it(
+    kit: AgentKit, waiting: Asking, world: World, by: str, code: str
+) -> None:
+    seen = waiting.seen()
+    assert code_of(lambda: kit.approve(seen.item, by=by)) == code
+    for out in ("approve", "break_glass"):
+        seq = forge(kit, waiting.asked, out, by, None, "x")
+        assert seq not in signing.verified(kit.engine, keyring.read(kit.log), waiting.asked, seen.request)
+    kit.deny(seen.item, by="Ann")
+    assert waiting.code() == "denied" and not world.effects
+
+
+@pytest.mark.promise("3.3")
+def test_a_broken_glass_is_signed_as_one_and_counts(world: World) -> None:
+    kit = AgentKit.in_memory(gate=PreFlightGate(approval=ApprovalPolicy(quorum=2, **STRICT)))
+    people = People(kit)
+    waiting = Asking(kit, wire(world), dict(PAY), id="pay")
+    seen = waiting.seen()
+    proof = people.keys["Ann"].get(seen.glass)
+    receipt = signing.vote(kit, seen.item, "approve", proof=proof, break_glass=True, reason="the line is down")
+    assert receipt.verdict == "break_glass" and waiting.end() == "sent"
+
+
+@pytest.mark.promise("3.6")
+def test_a_counter_that_nobody_signed_costs_no_key(world: World) -> None:
+    kit = AgentKit.in_memory(gate=PreFlightGate(approval=ApprovalPolicy(quorum=2)))
+    people = People(kit)
+    waiting = Asking(kit, wire(world), dict(PAY), id="pay")
+    seen = waiting.seen()
+    ann = base64url(people.keys["Ann"].credential)
+    old = people.yes("Ann", seen)
+    forge(kit, waiting.asked, "deny", "x", None, credential=ann, counter=1 << 52, why="late")
+    forge(kit, waiting.asked, "approve", "x", old | {"signature": "AAAA"}, counter=1 << 51, why="late")
+    assert signing.vote(kit, seen.item, "approve", proof=people.yes("Ann", seen)).have == 1
+    event = ceremonies.begin(kit, "revoked", credential=base64url(people.keys["Bob"].credential))
+    forge(kit, waiting.asked, "deny", "x", None, credential=ann, counter=1 << 52, why="late")
+    with pytest.raises(Refused) as last:  # its counter is asked before whether it may
+        ceremonies.submit(kit, event, [])
+    assert last.value.code == "not_admin"
+    ceremonies.submit(kit, event, [people.keys["Ann"].get(event.signed)])
+    assert not quarantined(kit)
+    kit.deny(seen.item, by="Ann")
+    again = Asking(kit, wire(world), dict(PAY), id="again").seen()
+    lie = people.yes("Ann", again, counter=2)  # a copy is found out all the same
+    assert code_of(lambda: signing.vote(kit, again.item, "approve", proof=lie)) == "counter_went_back"
+    assert quarantined(kit)
+    kit.deny(again.item, by="Bob")
+
+
+@pytest.mark.promise("3.1")
+def test_a_vote_that_does_not_hold_keeps_nobody_from_voting(world: World) -> None:
+    kit = AgentKit.in_memory(gate=PreFlightGate(approval=ApprovalPolicy(quorum=2)))
+    people = People(kit)
+    waiting = Asking(kit, wire(world), dict(PAY), id="pay")
+    seen = waiting.seen()
+    for _ in range(3):
+        forge(kit, waiting.asked, "approve", "Ann", None, level=VERIFIED)
+    assert signing.review(kit, seen.item).voted == ()
+    assert signing.vote(kit, seen.item, "approve", proof=people.yes("Ann", seen)).have == 1
+    assert code_of(lambda: signed_by(kit, waiting, people, "Ann")) == "already_voted"
+    signing.vote(kit, seen.item, "approve", proof=people.yes("Bob", seen))
+    assert waiting.end() == "sent"
+
+
+@pytest.mark.promise("3.1")
+def test_whoever_voted_by_a_key_that_is_revoked_since_votes_by_another(world: World) -> None:
+    kit = AgentKit.in_memory(gate=PreFlightGate(approval=ApprovalPolicy(quorum=2)))
+    people = People(kit)
+    second = SoftPasskey(b"\x55" * 32, credential=b"\x55" * 16)
+    event = ceremonies.begin(kit, "added", key=second.enrolled(person="Ann"))
+    ceremonies.submit(kit, event, [second.get(event.signed), people.keys["Ann"].get(event.signed)])
+    cid = SoftPasskey(b"\x56" * 32, credential=b"\x56" * 16)
+    event = ceremonies.begin(kit, "added", key=cid.enrolled(person="Cid", roles=("admin", "approver")))
+    ceremonies.submit(kit, event, [cid.get(event.signed), people.keys["Ann"].get(event.signed)])
+    waiting = Asking(kit, wire(world), dict(PAY), id="pay")
+    seen = waiting.seen()
+    signed_by(kit, waiting, people, "Ann")
+    people.revoke("Ann", "Bob")
+    assert signing.review(kit, seen.item).have == 0
+    assert signing.vote(kit, seen.item, "approve", proof=second.get(seen.approve)).have == 1
+    signed_by(kit, waiting, people, "Bob")
+    assert waiting.end() == "sent"
+
+
+@pytest.mark.promise("3.4")
+def test_a_name_under_which_too_much_is_written_is_told_so(world: World) -> None:
+    kit = AgentKit.in_memory(gate=PreFlightGate(approval=ApprovalPolicy(quorum=2)))
+    people = People(kit)
+    waiting = Asking(kit, wire(world), dict(PAY), id="pay")
+    for _ in range(VOTES_MAX):
+        forge(kit, waiting.asked, "approve", "Ann", None, level=VERIFIED)
+    assert code_of(lambda: signed_by(kit, waiting, people, "Ann")) == "too_many_votes"
+    kit.deny(waiting.seen().item, by="Ann")
+    assert waiting.code() == "denied"
+
+
 @pytest.mark.promise("3.4")
 def test_a_key_that_counts_back_is_not_asked_again(kit: AgentKit, world: World) -> None:
     people = People(kit)
@@ -788,6 +1085,49 @@ def test_a_key_that_counts_back_is_not_asked_again(kit: AgentKit, world: World) 
     assert any(item["kind"] == "key_quarantined" for item in kit.inbox())
     signing.vote(kit, seen.item, "approve", proof=people.yes("Bob", seen))
     assert waiting.end() == "sent"
+
+
+def quarantined(kit: AgentKit) -> bool:
+    kit.log.refresh()
+    return any(record.entry.kind == "key.quarantined" for record in kit.log.records())
+
+
+@pytest.mark.promise("3.6")
+def test_an_answer_that_is_handed_in_twice_costs_nobody_a_key(world: World) -> None:
+    kit = AgentKit.in_memory(gate=PreFlightGate(approval=ApprovalPolicy(quorum=2)))
+    people = People(kit)
+    waiting = Asking(kit, wire(world), dict(PAY), id="pay")
+    seen = waiting.seen()
+    yes = people.yes("Ann", seen)
+    assert signing.vote(kit, seen.item, "approve", proof=yes).have == 1
+    assert code_of(lambda: signing.vote(kit, seen.item, "approve", proof=yes)) == "already_voted"
+    assert not quarantined(kit) and signing.review(kit, seen.item).have == 1
+    signing.vote(kit, seen.item, "approve", proof=people.yes("Bob", seen))
+    assert waiting.end() == "sent"
+
+
+@pytest.mark.promise("3.6")
+@pytest.mark.parametrize("which", ["the count of another answer", "a request that is newer than its last answer"])
+def test_a_key_is_quarantined_for_an_answer_that_it_cannot_have_given_earlier_and_for_no_other(
+    world: World, which: str
+) -> None:
+    kit = AgentKit.in_memory(gate=PreFlightGate(approval=ApprovalPolicy(quorum=2)))
+    people = People(kit)
+    first = Asking(kit, wire(world), dict(PAY), id="one").seen()
+    second = Asking(kit, wire(world), dict(PAY, to="DE90"), id="two").seen()
+    late, early = people.yes("Ann", first, counter=7), people.yes("Ann", second, counter=8)
+    signing.vote(kit, second.item, "approve", proof=early)
+    assert code_of(lambda: signing.vote(kit, first.item, "approve", proof=late)) == "counter_went_back"
+    assert not quarantined(kit), "it was signed first, and brought back second"
+    if which == "the count of another answer":
+        seen, proof = first, people.yes("Ann", first, counter=8)
+    else:
+        seen = Asking(kit, wire(world), dict(PAY, to="DE91"), id="three").seen()
+        proof = people.yes("Ann", seen, counter=7)
+    assert code_of(lambda: signing.vote(kit, seen.item, "approve", proof=proof)) == "counter_went_back"
+    assert quarantined(kit)
+    for item in [one["id"] for one in kit.inbox() if one["kind"] == "approval"]:
+        kit.deny(item, by="Bob")
 
 
 @pytest.mark.promise("3.4")
@@ -846,6 +1186,30 @@ def test_a_key_that_is_revoked_between_yes_and_sending_does_not_count(world: Wor
     assert len(counted) == 2 and all(kit.log.record(seq).entry.kind == "vote.cast" for seq in counted)
 
 
+@pytest.mark.promise("3.1")
+def test_a_yes_whose_key_is_revoked_does_not_keep_the_next_level_from_being_told(world: World) -> None:
+    levels = (EscalationLevel(("lead",), 0.3),)
+    kit = AgentKit.in_memory(gate=PreFlightGate(approval=ApprovalPolicy(timeout=60, levels=levels)))
+    people = People(kit)
+    waiting = Asking(kit, wire(world), dict(PAY), id="pay")
+    touched = people.yes("Ann", waiting.seen())
+    held = threading.Event()
+
+    def look(*args: Any) -> bytes | None:  # the asking process is slow: it comes to see the yes after the revocation
+        assert held.wait(20)
+        return signing.request_text(*args)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(asking, "request_text", look)
+        signing.vote(kit, waiting.seen().item, "approve", proof=touched)
+        people.revoke("Ann", by="Bob")
+        held.set()
+        eventually(lambda: [r for r in kit.log.records() if r.entry.kind == "approval.escalated"])
+    assert not waiting.done and not world.effects
+    signed_by(kit, waiting, people, "Bob")
+    assert waiting.end() == "sent"
+
+
 @pytest.mark.promise("3.4")
 def test_founding_a_keyring_asks_anew_what_was_asked_of_a_name(kit: AgentKit, world: World) -> None:
     waiting = Asking(kit, wire(world), dict(PAY), id="pay")
@@ -866,7 +1230,7 @@ def test_the_glass_is_broken_with_a_key_where_there_are_keys(world: World) -> No
     seen = waiting.seen()
     given: dict[str, Any] = {"break_glass": True, "reason": "the line is down"}
     assert code_of(lambda: signing.vote(kit, seen.item, "approve", by="Cid", **given)) == "level_too_low"
-    touched = people.yes("Cid", seen, flags=1)  # no PIN, no such role, alone: that is what is set aside
+    touched = people.keys["Cid"].get(seen.glass, flags=1)  # no PIN, no such role, alone: that is what is set aside
     signing.vote(kit, seen.item, "approve", proof=touched, **given)
     assert waiting.end() == "sent" and [item["kind"] for item in kit.inbox()] == ["review"]
 
@@ -937,8 +1301,6 @@ def test_a_second_identical_call_in_the_same_saga_asks_again(kit: AgentKit, worl
         sent.append(amount)
         return "sent"
 
-    import threading
-
     def go() -> None:
         with kit.transaction("pay") as saga:
             for _ in range(2):
@@ -954,6 +1316,35 @@ def test_a_second_identical_call_in_the_same_saga_asks_again(kit: AgentKit, worl
     assert len(sent) == 2
     spent = [r.entry.request for r in kit.log.records() if r.entry.kind == "step.intended"]
     assert len(set(spent)) == 2
+
+
+@pytest.mark.promise("3.2")
+def test_a_step_that_failed_is_asked_about_again_also_under_its_own_key(kit: AgentKit, world: World) -> None:
+    """It takes an idempotency key and is called once more under the same one: that is a second sending all the same."""
+    tried: list[str] = []
+
+    def send(amount: int, to: str, idempotency_key: str) -> str:
+        tried.append(idempotency_key)
+        if len(tried) == 1:
+            raise ValueError("the far side says no")
+        return "sent"
+
+    def go() -> None:
+        with kit.transaction("pay") as saga:
+            for _ in range(2):
+                with suppress(ValueError):
+                    saga.execute("bank.wire", send, dict(PAY), semantics=IRREVERSIBLE, key="k")
+
+    thread = threading.Thread(target=go, daemon=True)
+    thread.start()
+    for count in (1, 2):
+        eventually(lambda count=count: kit.inbox() or len(tried) >= count)
+        assert len(tried) == count - 1, "nobody said yes to this sending"
+        kit.approve(kit.inbox()[0]["id"], by="Ann")
+        eventually(lambda count=count: len(tried) == count)
+    thread.join(10)
+    requests = [r.entry.request for r in kit.log.records() if r.entry.kind == "step.intended"]
+    assert len(set(tried)) == 1 and len(set(requests)) == 2 and all(requests)
 
 
 def test_a_compensable_step_may_be_asked_about_too(world: World) -> None:

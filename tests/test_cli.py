@@ -978,7 +978,7 @@ def test_an_irreversible_step_shows_that_nothing_takes_it_back(kit: AgentKit) ->
     person.join()
     [step] = asked("show", "order-1")["steps"]
     assert (step["semantics"], step["state"], step["compensation"]) == ("irreversible", "done", None)
-    assert "a named person decides" in run("show", "order-1", "--why").stdout
+    assert "it takes a yes of a named person (level named)" in run("show", "order-1", "--why").stdout
 
 
 @pytest.mark.promise("6.2")

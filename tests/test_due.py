@@ -144,6 +144,28 @@ def test_what_is_tentative_is_confirmed_in_order_of_completion_and_nothing_else_
     assert isinstance(to_confirm(step(1, s.DONE), tentative(2, s.CONFIRMED), tentative(3, s.ACCEPTED)), d.End)
 
 
+class Compared(int):
+    """A number that counts how often it is compared."""
+
+    count = 0
+
+    def __lt__(self, other: int) -> bool:
+        Compared.count += 1
+        return int(self) < int(other)
+
+
+def test_the_oldest_that_is_tentative_is_found_without_sorting_the_others() -> None:
+    rng = random.Random(7)
+    ages = rng.sample(range(1, 1000), 200)
+    steps = [tentative(number, ended_seq=Compared(age)) for number, age in enumerate(ages, 1)]
+    escalated = {number: "confirm_failed" for number in rng.sample(range(1, 201), 50)}
+    Compared.count = 0
+    action = to_confirm(*steps, escalated=escalated)
+    left = [each for each in steps if each.number not in escalated]
+    assert Compared.count < len(steps) and isinstance(action, d.Confirm)
+    assert action.step.ended_seq == sorted(each.ended_seq for each in left)[0]
+
+
 @pytest.mark.promise("2.6")
 def test_a_confirmation_whose_answer_was_lost_is_repeated_only_if_that_is_safe() -> None:
     dead = to_confirm(tentative(1, s.CONFIRMING))

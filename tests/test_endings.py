@@ -797,6 +797,20 @@ BRISK = RetryPolicy(3, "constant", 0.001)
 
 
 @pytest.mark.promise("1.9")
+@pytest.mark.parametrize("more", [{"retry": RetryPolicy(2, "constant", 0.0)}, {"fallback": Fallback(print)}])
+def test_what_a_tool_made_of_its_arguments_is_not_sent_in_their_place(kit: AgentKit, world: World, more: Any) -> None:
+    seen = []
+
+    def takes_its_own(what: list[str]) -> None:
+        seen.append(what.pop())
+        raise ValueError("no")
+
+    with pytest.raises(SagaAborted) as aborted, saga_scope(kit=kit) as saga:
+        saga.execute("hotel", takes_its_own, {"what": ["a", "b"]}, semantics=COMPENSABLE, undo=world.undo, **more)
+    assert aborted.value.cause.code == "arguments_changed" and seen == ["b"]  # type: ignore[attr-defined]
+
+
+@pytest.mark.promise("1.9")
 def test_retries_after_lost_answers_leave_one_effect_under_one_key(kit: AgentKit, world: World) -> None:
     world.lose = [ConnectionResetError(), TimeoutError()]
     with saga_scope(kit=kit) as saga:

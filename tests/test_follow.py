@@ -275,6 +275,35 @@ def test_a_fold_that_moves_while_it_is_looked_at_is_looked_at_again(
         assert not moved
 
 
+@pytest.mark.promise("14.6")
+def test_a_look_that_never_succeeds_is_said_once_and_taken_less_and_less_often(
+    tmp_path: Path, pager: Pager, monkeypatch: Any
+) -> None:
+    from amends.runtime import follow
+
+    broken = True
+
+    def look(kit: AgentKit) -> list[Any]:
+        if broken:
+            raise KeyError("a saga that is never there")
+        return queue(kit)
+
+    monkeypatch.setattr(follow, "queue", look)
+    said: list[str] = []
+    with AgentKit(home=home(tmp_path, pager.table())) as kit:
+        follower = Follower(kit, said.append)
+        waits = [follower._turn() for _ in range(40)]
+        assert waits == sorted(waits) and waits[0] == follow.MOVED_S and waits[-1] == follow.LOOK_S
+        assert len(said) == 1 and "KeyError" in said[0] and "bug of amends" in said[0]
+        broken = False
+        follower._turn()
+        broken, follower._again = True, 0.0
+        assert [follower._turn(), follower._moved] == [follow.MOVED_S, 1], "it is counted anew"
+        follower.nudge()
+        follower._turn()
+        assert len(said) == 1
+
+
 # ---- once -----------------------------------------------------------------------------------------------------------
 
 FOLLOWER = """
@@ -370,17 +399,22 @@ def test_a_hanging_channel_holds_up_no_other(tmp_path: Path, pager: Pager) -> No
         assert [sent.channel for sent in noticed(kit)] == ["pager", "pager"] and len(pager.told()) == 2
 
 
-def test_the_end_of_a_process_does_not_wait_for_a_hanging_channel(tmp_path: Path, monkeypatch: Any) -> None:
-    stuck = program(tmp_path, "import time\ntime.sleep(600)\n", "stuck")
+@pytest.mark.promise("14.6")
+def test_the_end_of_a_process_does_not_wait_for_a_hanging_program_and_leaves_none_behind(tmp_path: Path) -> None:
+    number = tmp_path / "number"
+    text = f"import os, time\nopen({str(number)!r}, 'w').write(str(os.getpid()))\ntime.sleep(600)\n"
+    stuck = program(tmp_path, text, "stuck")
     table = f'[[notify]]\nname = "stuck"\nkind = "command"\ncommand = ["{stuck[0]}"]\ntimeout_s = 60\n'
     kit = AgentKit(home=home(tmp_path, table))
     escalated(kit)
-    eventually(lambda: noticed(kit, "notice.claimed"))
+    eventually(lambda: number.exists() and number.read_text())
     assert kit._follower is not None
     kit._follower.close(0.1)
     kit.close()
+    with pytest.raises(ProcessLookupError):
+        os.kill(int(number.read_text()), 0)
     with AgentKit(home=tmp_path / "home") as later:
-        assert not noticed(later), "the claim is there and no outcome: it lapses, and somebody tells it again"
+        assert [(sent.out, sent.attempt) for sent in noticed(later)] == [("failed", 1)], "somebody tells it again"
 
 
 def in_memory(clock: Clock) -> tuple[AgentKit, Channel]:

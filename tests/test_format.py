@@ -276,7 +276,7 @@ def decided(kit: AgentKit, clock: Clock) -> None:
     waiting = Asking(kit, lambda amount: amount, {"amount": 5}, id="decided")
     seen = waiting.seen()
     signing.vote(kit, seen.item, "approve", proof=people.yes("Ann", seen), note="fine")
-    touched = people.yes("Bob", seen)
+    touched = people.keys["Bob"].get(seen.glass)
     signing.vote(kit, seen.item, "approve", proof=touched, break_glass=True, reason="it cannot wait")
     assert waiting.end() == 5
     with pytest.raises(Refused):

@@ -33,8 +33,10 @@ from amends.store import sqlite
 
 ROOT = Path(__file__).resolve().parents[1]
 CURL = shutil.which("curl")
+SSH_KEYGEN = shutil.which("ssh-keygen")
 LINUX = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="Linux is asked")
 BY_CURL = pytest.mark.skipif(CURL is None, reason="curl is not here")
+BY_SSH = pytest.mark.skipif(SSH_KEYGEN is None, reason="ssh-keygen is not installed")
 
 pytestmark = pytest.mark.slow
 
@@ -469,6 +471,86 @@ def test_the_story_is_told_to_its_end_on_a_machine_without_python(bare: Bare, is
     assert bare.refunded() == ["order-1-ink", "order-1-book"] and bare.standing() == []
     assert there("verify")["verdict"] == "INTACT"
     assert [saga["outcome"] for saga in there("ps")] == ["compensated"]
+
+
+# ---- people decide, with the file alone -----------------------------------------------------------------------------
+
+PAYS = """
+with saga_scope(id="order-1") as saga:
+    print(saga.execute("shop.charge", shop.charge, dict(item="book"), semantics=IRREVERSIBLE)["id"])
+"""
+
+
+def keyring(bare: Bare) -> dict[str, str]:
+    """A keyring of two keys that ssh-keygen made, and the variables with which the file finds that program again."""
+    here = {"PATH": str(Path(str(SSH_KEYGEN)).parent)}
+    for name in ("one", "two"):
+        command = [str(SSH_KEYGEN), "-q", "-t", "ed25519", "-N", "", "-f", str(bare.folder / name)]
+        subprocess.run(command, check=True, timeout=60)
+    assert bare.amends("init").returncode == 0
+    founded = bare.amends(
+        "keys", "init", "--person", "ada", "--ssh", "one", "--ssh", "two", "--recovery-out", "paper", with_env=here
+    )
+    assert founded.returncode == 0 and "key.founded" in founded.stdout, founded
+    assert [(key["person"], key["level"]) for key in bare.said("keys", "list")["keys"]] == [("ada", "file")] * 2
+    return here
+
+
+@BY_SSH
+@pytest.mark.promise("3.5")
+@pytest.mark.promise("13")
+def test_a_waiting_agent_is_let_go_on_once_by_an_ssh_key_and_the_file(bare: Bare) -> None:
+    here = keyring(bare)
+    (bare.home / "policy.toml").write_text(
+        'version = 1\n[tools."shop.charge"]\nsemantics = "irreversible"\napproval = { level = "file" }\n'
+    )
+    checked = bare.amends("policy", "check")
+    assert checked.returncode == 0 and "shop.charge" in checked.stdout, checked
+    agent = bare.agent(PAYS)
+    bare.until("people are asked", lambda: "step.asked" in bare.kinds())
+    [item] = bare.said("inbox", code=1)
+    alone = bare.amends("approve", item["id"])
+    assert alone.returncode == 2 and "Nothing was decided" in alone.stdout and "check code" in alone.stdout, alone
+    assert bare.attempts() == []
+    yes = bare.amends("approve", item["id"], "--ssh", "two", with_env=here)
+    assert yes.returncode == 0 and "ada approved" in yes.stdout, yes
+    out, err = agent.communicate(timeout=60)
+    assert agent.returncode == 0 and out.strip(), err
+    assert len(bare.effects("charge")) == 1 and len(bare.attempts()) == 1
+    late = bare.amends("approve", item["id"], "--ssh", "one", with_env=here)
+    assert late.returncode == 1 and "ada approved it already" in late.stderr, late
+    assert bare.said("verify")["verdict"] == "INTACT" and bare.said("inbox") == []
+    assert len(bare.attempts()) == 1 and bare.left() == []
+
+
+@pytest.mark.promise("2.2")
+@pytest.mark.promise("13")
+def test_a_halt_by_the_file_holds_an_agent_of_python_until_it_is_lifted(bare: Bare) -> None:
+    assert bare.amends("init").returncode == 0
+    halted = bare.amends("halt", "tool:shop.*", "--by", "ada", "--reason", "an audit")
+    assert halted.returncode == 0, halted
+    buys = """
+    with saga_scope(id="order-1") as saga:
+        buy(saga, "book")
+    """
+    stopped = bare.agent(buys)
+    out, err = stopped.communicate(timeout=60)
+    assert stopped.returncode == 1 and "Halt on tool:shop.*" in err, err
+    assert "an audit" in bare.amends("status").stdout and bare.attempts() == []
+    assert bare.said("status")["switch"] == "RESTRICTED"
+    assert bare.amends("resume", "tool:shop.*", "--by", "ada", "--reason", "done").returncode == 0
+    again = bare.agent(buys.replace("order-1", "order-2"))
+    assert again.wait(60) == 0 and len(bare.effects("charge")) == 1
+
+
+@pytest.mark.promise("2.5")
+@pytest.mark.promise("13")
+def test_a_policy_that_is_wrong_is_told_with_its_line(bare: Bare) -> None:
+    policy = bare.folder / "policy.toml"
+    policy.write_text('version = 1\n[[limits]]\nname = "a day"\nkind = "budget"\narg = "amount"\ncpa = "5.00"\n')
+    wrong = bare.amends("policy", "check", str(policy))
+    assert wrong.returncode == 2 and "policy.toml:6:" in wrong.stdout + wrong.stderr, wrong
+    assert not bare.home.exists()
 
 
 # ---- the daemon, unpacked -------------------------------------------------------------------------------------------

@@ -7,23 +7,18 @@ ledger is asked, and asked once more when everything that was on its way has lan
 
 from __future__ import annotations
 
-import json
 import os
 import random
-import signal
 import socket
-import subprocess
-import sys
 import time
-import urllib.request
 from collections import Counter
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
 from kill_child import SETTLE
+from mortals import KILLED, Ledger, Mortals
 
 from amends.runtime.report import RollbackReport
 from amends.runtime.saga import ENDED
@@ -32,74 +27,6 @@ from amends.runtime.step import COMPENSATED, FAILED, REFUSED
 from amends.store.audit import verify
 from amends.store.entry import Entry
 from amends.store.identity import open_log
-
-HERE = Path(__file__).parent
-KILLED = -signal.SIGKILL
-
-
-class Ledger:
-    """The far side, in a process of its own."""
-
-    def __init__(self) -> None:
-        code = "from amends.cli.ledger import Service; s = Service(); print(s.url, flush=True); s.serve()"
-        self.process = subprocess.Popen(
-            [sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
-        )  # a caller that is killed resets its connection, which the server says
-        assert self.process.stdout is not None
-        self.url = self.process.stdout.readline().strip()
-
-    def told(self, word: str) -> Any:
-        with urllib.request.urlopen(f"{self.url}/{word}", timeout=30) as answer:
-            return json.load(answer)
-
-    def close(self) -> None:
-        self.process.kill()
-        self.process.wait()
-
-
-class Mortals:
-    """Processes that die on request, forked from one warm Python."""
-
-    def __init__(self, errors: Path, program: str = "kill_child.py") -> None:
-        self.errors = errors
-        self.parent = subprocess.Popen(
-            [sys.executable, str(HERE / program)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
-            stderr=subprocess.DEVNULL,
-        )  # fmt: skip
-        self.kills: Counter[str] = Counter()
-
-    def run(self, **job: Any) -> int:
-        """How the process ended: 0, or -9 where it killed itself. Anything else is a failure, with what it said."""
-        assert self.parent.stdin is not None and self.parent.stdout is not None
-        self.parent.stdin.write(json.dumps({**job, "errors": str(self.errors)}) + "\n")
-        self.parent.stdin.flush()
-        code = int(self.parent.stdout.readline())
-        assert code in (0, KILLED), f"{job} ended with {code}: {self.errors.read_text()[-3000:]}"
-        if code == KILLED:
-            kill = job["kill"]
-            what = "commit" if "commit" in kill else kill["call"].split()[0]
-            self.kills[f"{job['role']}: {kill['when']} {what}"] += 1
-        return code
-
-    def close(self) -> None:
-        assert self.parent.stdin is not None
-        self.parent.stdin.close()
-        self.parent.wait(timeout=30)
-
-
-@pytest.fixture
-def ledger() -> Iterator[Ledger]:
-    made = Ledger()
-    yield made
-    made.close()
-
-
-@pytest.fixture
-def mortals(tmp_path: Path) -> Iterator[Mortals]:
-    made = Mortals(tmp_path / "errors")
-    yield made
-    made.close()
-
 
 # ---- one home, many dead sagas ---------------------------------------------------------------------------------------
 

@@ -13,14 +13,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from approving import Asking, People
 from click.testing import CliRunner, Result
 from test_follow import Clock
 from world import World, eventually, kinds
 
 from amends import COMPENSABLE, AgentKit, KillSwitch, Refused, SagaAborted, saga_scope
 from amends.cli.main import main
+from amends.runtime.gate import signing
 from amends.runtime.gate.limits import BudgetLimit
-from amends.runtime.gate.rules import PreFlightGate
+from amends.runtime.gate.rules import ApprovalPolicy, PreFlightGate
 from amends.runtime.inbox import items
 from amends.store.errors import AmendsError, BadValue, NotFound
 
@@ -347,6 +349,32 @@ def test_a_lever_runs_out_on_lived_time(world: World) -> None:
     assert refusal(kit, world) == "" and KillSwitch(kit).status()["levers"] == []
 
 
+@pytest.mark.parametrize("what", ["set", "lifted", "ended"])
+def test_a_lever_that_has_run_out_is_dropped_and_is_not_lifted_once_more(world: World, what: str) -> None:
+    clock = Clock()
+    kit = AgentKit.in_memory(clock=clock)
+    switch = KillSwitch(kit)
+    for _ in range(3):
+        switch.halt("tool:shop.*", by="ada", reason="an hour", ttl=3600)
+    stays = switch.halt("tag:money", by="ada", reason="until I say so")
+    assert len(kit.engine.state.switches.levers) == 4
+    clock.ahead_s = 3601
+    with pytest.raises(NotFound) as gone:
+        switch.resume("tool:shop.*", by="ada", reason="over")
+    assert gone.value.code == "no_lever" and "has run out" in gone.value.message
+    assert "switch.lifted" not in [record.entry.kind for record in kit.log.records()]
+    if what == "set":
+        stays = switch.halt("tag:money", by="bob", reason="me too")
+    elif what == "ended":
+        assert refusal(kit, world) == ""
+    else:
+        assert [lever.scope for lever in switch.resume(None, by="ada", reason="over")] == ["tag:money"]
+        assert kit.engine.state.switches.levers == {}, "nothing is looked at for each call any more"
+        return
+    levers = kit.engine.state.switches.levers
+    assert stays.record in levers and {lever.target for lever in levers.values()} == {"tag:money"}
+
+
 class SetForward(Clock):
     """A wall clock that somebody sets; the boot clock goes on."""
 
@@ -521,6 +549,20 @@ def test_status_tells_what_is_locked_and_asked(tmp_path: Path, world: World) -> 
         "readable", "switch", "levers", "limits", "breakers", "locks", "approvals", "reviews", "keyring", "policy",
         "notices", "dead", "frozen", "open", "waiting",
     }  # fmt: skip
+
+
+@pytest.mark.promise("4.5")
+def test_status_counts_the_votes_that_the_inbox_counts(world: World) -> None:
+    kit = AgentKit.in_memory(gate=PreFlightGate(approval=ApprovalPolicy(quorum=2)))
+    people = People(kit, Cem=("admin", "approver"))
+    waiting = Asking(kit, lambda to: "sent", {"to": "ann"}, id="pay")
+    seen = waiting.seen()
+    signing.vote(kit, seen.item, "approve", proof=people.yes("Ann", seen))
+    people.revoke("Ann", by="Cem")
+    [told], [row] = kit.inbox(), kit.status()["approvals"]
+    assert (told["approval"]["have"], row["have"], row["standing"]) == (0, 0, "pending")
+    kit.deny(seen.item, by="Bob")
+    waiting.end()
 
 
 # ---- inbox --wait ---------------------------------------------------------------------------------------------------

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from datetime import timedelta
 from decimal import Decimal
 from fractions import Fraction
+from math import ceil
 from pathlib import Path
 from typing import Any
 from uuid import UUID
@@ -37,7 +38,7 @@ from amends.runtime.gate.limits import (
     span,
     uses,
 )
-from amends.runtime.gate.question import Debit, GateCall, Question, Refusal
+from amends.runtime.gate.question import Debit, GateCall, Question, Reason, Refusal
 from amends.runtime.gate.rules import PreFlightGate
 from amends.runtime.semantics import ActionSemantics
 from amends.runtime.state import State
@@ -237,7 +238,9 @@ def test_an_amount_is_shown_with_its_digits() -> None:
 
 def test_a_time_is_never_told_shorter_than_it_is() -> None:
     told = [span(ms) for ms in (1, 999, 1000, 60_000, 90_000, 121_000, 3_600_000, 5_400_000, 86_400_000, 200_000_000)]
-    assert told == ["1 ms", "999 ms", "1 s", "1 min", "90 s", "3 min", "1 h", "90 min", "1 d", "3 d"]
+    assert told == ["1 ms", "999 ms", "1 s", "1 min", "90 s", "3 min", "1 h", "90 min", "1 d", "2 d 8 h"]
+    told = [span(ms) for ms in (7_199_990, 7_200_000, 7_260_000, 86_399_999, 86_400_001, 172_799_999)]
+    assert told == ["2 h", "2 h", "2 h 1 min", "1 d", "24 h 1 min", "2 d"], "what has just begun is told as it was set"
 
 
 # ---- declaring ------------------------------------------------------------------------------------------------------
@@ -443,9 +446,8 @@ def test_over_the_cap_a_person_is_asked_if_the_limit_says_so() -> None:
     soft = budget(100, escalate_to_human=True)
     till = Till(soft)
     assert till.ask(amount=100) is None
-    assert till.ask(amount=1) == (
-        "Limit daily: 100.00 of 100.00 eur used in the last 1 min, and charge asks for 1.00.",
-    )
+    said = "Limit daily: 100.00 of 100.00 eur used in the last 1 min, and charge asks for 1.00."
+    assert till.ask(amount=1) == (Reason("limit daily", said),)
     hard = Till(soft, BudgetLimit("hard", max_total=200, window=60))
     assert hard.ask(amount=201).code == "over_limit", "nobody is asked for what cannot be"
 
@@ -592,6 +594,38 @@ def test_what_a_call_leaves_out_counts_with_its_default() -> None:
     assert (refused.value.code, refused.value.facts["left"]) == ("over_limit", 1000)
 
 
+@pytest.mark.promise("2.4")
+def test_what_a_partial_holds_counts_however_it_holds_it() -> None:
+    def any_names(**more: Any) -> Any:
+        return more["amount"]
+
+    holding = [functools.partial(charges, 60), functools.partial(charges, amount=60),
+               functools.partial(functools.partial(charges), 60), functools.partial(any_names, amount=60)]  # fmt: skip
+    for held in holding:
+        with AgentKit.in_memory(gate=PreFlightGate([], limits=[budget(100)])) as kit, saga_scope(kit=kit) as saga:
+            assert saga.execute("charge", held, {}, semantics=COMPENSABLE) == 60
+            with pytest.raises(Refused, match="60.00 of 100.00 eur used"):
+                saga.execute("charge", held, {}, semantics=COMPENSABLE)
+
+
+@pytest.mark.promise("2.4")
+def test_a_partial_with_an_argument_that_nobody_can_name_is_refused_before_the_effect() -> None:
+    done: list[Any] = []
+
+    def rest(*amounts: Any) -> None:
+        done.append(amounts)
+
+    def shared(amount: Any, /, **more: Any) -> None:
+        done.append(amount)
+
+    with AgentKit.in_memory(gate=PreFlightGate([], limits=[budget(100)])) as kit, saga_scope(kit=kit) as saga:
+        for held in (functools.partial(rest, 1), functools.partial(shared, 1), functools.partial(dict, [])):
+            with pytest.raises(BadValue) as refused:
+                saga.execute("charge", held, {}, semantics=COMPENSABLE)
+            assert refused.value.code == "unnamed_argument" and "by keyword" in refused.value.next
+    assert not done
+
+
 def test_what_a_callable_puts_in_is_known_however_it_is_made() -> None:
     def plain(a: int, /, b: int = 2, *rest: int, c: int, d: int = 4, **more: int) -> None: ...
 
@@ -640,6 +674,85 @@ def test_a_home_that_is_opened_again_remembers_what_was_spent(tmp_path: Path) ->
                     "charge", lambda amount, customer: 1, {"amount": 30, "customer": "c1"}, semantics=COMPENSABLE
                 )
     assert kit.home is not None and verify(kit.home, view_factory=State).findings == []
+
+
+# ---- declared anew --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.promise("2.4")
+def test_another_scale_is_no_refill() -> None:
+    till = Till(budget(100, 5))
+    assert till.ask(amount=100) is None
+    for scale in (4, 6, 0, 2, 12):
+        till.limits = (budget(100, 5, scale=scale),)
+        refusal = till.ask(amount=1)
+        assert (refusal.code, refusal.facts["used"], refusal.facts["left"]) == ("over_limit", 100 * 10**scale, 0)
+        assert refusal.facts["retry_after_ms"] == 5000
+        till.restart()
+    till.limits = (budget(101, 5, scale=4),)
+    assert till.ask(amount=1) is None, "and is declared so now"
+    (row,) = left(till.log.view, till.log.now())
+    assert (row.used, row.left, row.scale) == (1010000, 0, 4)
+
+
+@pytest.mark.promise("2.4")
+def test_what_was_used_in_finer_units_is_rounded_up_once() -> None:
+    till = Till(budget(1, 5, scale=3))
+    for _ in range(11):
+        assert till.ask(amount="0.001") is None
+        till.wait(0.1)
+    till.limits = (budget(1, 5, scale=2),)
+    assert till.ask(amount="0.99").facts["used"] == 2
+    assert till.ask(amount="0.99").facts["retry_after_ms"] == 3900, "when the first is gone, a hundredth is left"
+    assert till.ask(amount="0.98") is None
+    till.limits = (budget(1, 5, scale=3),)
+    assert till.ask(amount="0.010").facts["left"] == 9, "nothing was lost on the way"
+
+
+@pytest.mark.promise("2.4")
+def test_a_limit_keeps_its_unit() -> None:
+    till = Till(budget(100, 5, unit="eur"))
+    assert till.ask(amount=1) is None
+    till.limits = (budget(100, 5, unit="jpy"),)
+    refusal = till.ask(amount=1)
+    assert refusal.code == "unit_changed"
+    assert "has counted eur" in refusal.said and "in jpy" in refusal.said
+    till.limits = (RateLimit(budget(1).name, max_calls=5, window=5),)
+    assert till.ask().code == "unit_changed"
+    till.limits = (budget(100, 5, unit="eur"),)
+    assert till.ask(amount=99) is None
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 30), st.integers(0, 9), st.sampled_from((0, 2, 3, 12))), max_size=60),
+    st.sampled_from((0, 2, 3, 12)),
+)
+def test_a_meter_of_many_scales_is_the_sum_of_its_debits(debits: list[tuple[int, int, int]], scale: int) -> None:
+    state, told, now = State(), [], 0
+    account = state.meters._account("b")
+    for wait, amount, each in debits:
+        now += wait
+        account.declared, account.kept_ms = (1, "eur", each, 50), 50
+        account.take("b", amount, now)
+        told.append((now, Fraction(amount, 10**each)))
+        again = State()
+        again.load(state.dump())
+        assert again.dump() == state.dump()
+        for look in (now, now + 25):
+            live = sum((money for at, money in told if at > look - 50), Fraction(0))
+            assert state.meters.used("b", 50, look, scale) == ceil(live * 10**scale)
+
+
+def test_scales_that_64_bits_cannot_hold_together_count_upwards() -> None:
+    meter_ = Meter(2)
+    meter_.take(1, INTEGER_MAX, 2, 10)
+    meter_.take(2, 1, 12, 10)
+    assert (meter_.scale, meter_.used(10, 2)) == (2, INTEGER_MAX + 1)
+    full = Meter(12)
+    for at in range(2000):
+        full.take(at, INTEGER_MAX, 12, 10)
+    full.take(2000, 1, 0, 10)
+    assert (full.scale, full.used(0, 2000)) == (0, TOP), "what was too much to count stays so"
 
 
 # ---- against a model ------------------------------------------------------------------------------------------------

@@ -8,21 +8,27 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from datetime import UTC, date, datetime
+from decimal import Decimal
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
+from uuid import UUID
 
 import pytest
 
 pytest.importorskip("starlette", reason="the page needs the extra `ui`")
 pytest.importorskip("uvicorn", reason="the page needs the extra `ui`")
 
+from approving import Asking  # noqa: E402
 from cdp import CHROMIUM, Authenticator, Chromium, Page  # noqa: E402
 
 from amends import ActionSemantics, AgentKit, Compensation, Secret, saga_scope  # noqa: E402
@@ -219,6 +225,45 @@ def test_what_an_agent_wrote_can_neither_act_nor_hide_nor_turn_the_letters(desk:
     assert "\u202e" not in prose
     assert desk.page.js("document.title") != "owned"
     assert desk.page.js("document.querySelectorAll('.prose script, .prose b').length") == 0
+
+
+@dataclass
+class Line:
+    text: str
+
+
+EVERY_TAG: dict[str, Any] = {
+    "amount": Decimal("4200.00"),
+    "payee": "Müller GmbH",
+    "odd": {"Jose\u0301": "a name spelled out", "k" * 20_000: "a name too long", "plain": "beside them"},
+    "own": {"$": "large", "size": "no hash at all"},
+    "times": [date(2024, 2, 29), datetime(2024, 2, 29, tzinfo=UTC)],
+    "parts": [UUID(int=7), 1.5, 1 << 60, b"\1\2", b"x" * 500, (1,) * 40_000],
+    "held": [("in a tuple",), {"in a set"}, Line("in a record"), Secret("hunter2"), None, True, [], {}],
+    "long": ["x" * 20_000, Decimal("1" * 20_000), "Jose\u0301"],
+    "unseen": "a\u3164b\u00a0c",
+}  # fmt: skip
+
+
+def test_values_of_every_sort_are_drawn(desk: Desk) -> None:
+    with AgentKit("billing-agent", home=desk.folder / "home") as kit:
+        waiting = Asking(kit, lambda **args: "sent", EVERY_TAG, id="every-tag")
+        review = signing.review(desk.kit, desk.open())
+        text = desk.page.text()
+        tags = set(re.findall(r'"\$":"(\w+)"', review.request.decode()))
+        desk.kit.deny(review.item, by="Ada")
+        waiting.end()
+    assert tags == {
+        "bytes", "date", "datetime", "decimal", "dict", "escaped", "float", "int", "large", "pairs", "record", "secret",
+        "set", "tuple", "uuid",
+    }  # fmt: skip
+    for word in (
+        "4200.00", "Müller GmbH", "Jose\\u0301", "a name spelled out", "a name too long", "beside them", "80001 bytes",
+        "no hash at all", "2024-02-29", "00000000-0000-0000-0000-000000000007", "1.5", str(1 << 60), "AQI=",
+        "500 bytes", "20000 bytes", "in a tuple", "in a set", "in a record", "a secret", "a\\u3164b\\xa0c",
+    ):  # fmt: skip
+        assert word in text, word
+    assert "hunter2" not in text and "[object" not in text
 
 
 LAID_OUT = """

@@ -19,12 +19,14 @@ from typing import Any, NamedTuple
 import pytest
 
 from amends import AgentKit, saga_scope
+from amends.runtime.config_file import BadConfig, port_of
 from amends.runtime.semantics import ActionSemantics
-from amends.store.errors import AmendsError, Refused
+from amends.store.errors import AmendsError, Refused, TheyErred
 
 pytest.importorskip("starlette", reason="the page needs the extra `ui`")
 pytest.importorskip("uvicorn", reason="the page needs the extra `ui`")
 
+from amends.cli import serve  # noqa: E402
 from amends.cli.web import live as live_module  # noqa: E402
 from amends.cli.web import security  # noqa: E402
 from amends.cli.web.access import LINKS, SESSIONS, Access, link_of, random_text  # noqa: E402
@@ -541,6 +543,27 @@ def test_trouble_with_the_log_is_told_and_does_not_last() -> None:
     asyncio.run(run())
 
 
+@pytest.mark.promise("11.1")
+def test_trouble_that_is_no_error_of_ours_is_told_to_who_watches_and_to_who_serves(
+    served: Served, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    inside = served.enter()
+
+    def broken() -> None:
+        raise OSError(5, "Input/output error")
+
+    with watch(served, inside) as connection:
+        data = heard(connection, b"grown")
+        monkeypatch.setattr(served.kit.log, "refresh", broken)
+        assert b"event: trouble" in heard(connection, b"trouble", data)
+        while connection.recv(4096):
+            continue
+    monkeypatch.undo()
+    with watch(served, inside) as connection:
+        heard(connection, b"grown")
+    assert "OSError: [Errno 5] Input/output error" in capfd.readouterr().err
+
+
 def test_a_sign_of_life_comes_when_nothing_happens(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(live_module, "BEAT_S", 0.01)
 
@@ -632,6 +655,27 @@ def test_the_verb_prints_a_link_serves_and_ends_when_asked(number: int, tmp_path
         first.send_signal(number)
         out, err = first.communicate(timeout=60)
     assert first.returncode == 0 and not err, (first.returncode, err)
+
+
+@pytest.mark.promise("11.1")
+def test_what_a_dead_run_left_is_not_handed_out_while_the_next_one_starts(tmp_path: Path) -> None:
+    lock = tmp_path / "ui.lock"
+    lock.write_bytes(json.dumps({"port": 8799, "secret": "of a run that was killed"}).encode())
+    with serve._held(lock) as (_, other):
+        assert other is None
+        with pytest.raises(TheyErred) as refused, serve._held(lock):
+            pass
+        assert refused.value.code == "starting"
+
+
+def test_a_port_is_read_beside_channels_that_are_wrong(tmp_path: Path) -> None:
+    file = tmp_path / "config.toml"
+    assert port_of(file) == 8799
+    file.write_text("[ui]\nport = 9000\n[[notify]]\nnmae = 'x'\n")
+    assert port_of(file) == 9000
+    file.write_text("\n[ui]\nport = 0\n")
+    with pytest.raises(BadConfig, match="line 3: port under"):
+        port_of(file)
 
 
 def test_the_verb_makes_no_home() -> None:

@@ -876,7 +876,7 @@ def test_check_says_what_a_file_holds_agents_to(tmp_path: Path) -> None:
         "over it a person is asked",
         "velocity  at most 20 calls in 1 min, of calls to tagged money",
         "a person by presence within 12 h",
-        "failure_threshold 3, window 120, min_volume 4, failure_rate 0.25, cool_down 0.5, half_open_probes 2",
+        "failure_threshold 3, window 120 s, min_volume 4, failure_rate 0.25, cool_down 0.5 s, half_open_probes 2",
     ):
         assert line in said
 

@@ -14,14 +14,14 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from kill_child import SETTLE
+from mortals import HERE, KILLED, Ledger, Mortals
 from simulation import Clock
-from test_kill_matrix import HERE, KILLED, Ledger, Matrix, Mortals
+from test_kill_matrix import Matrix
 
 from amends.runtime.daemon import sweep
 from amends.runtime.kit import AgentKit
@@ -36,20 +36,6 @@ from amends.store.log import MemoryLog
 
 CHILD = str(HERE / "kill_child.py")
 DAY_US = 86_400_000_000
-
-
-@pytest.fixture
-def ledger() -> Iterator[Ledger]:
-    made = Ledger()
-    yield made
-    made.close()
-
-
-@pytest.fixture
-def mortals(tmp_path: Path) -> Iterator[Mortals]:
-    made = Mortals(tmp_path / "errors")
-    yield made
-    made.close()
 
 
 def recoverd(home: Path | str, *before: str, **env: str) -> subprocess.Popen[str]:

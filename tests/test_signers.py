@@ -16,6 +16,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from keyed_home import PIN, KeyedHome, Terminal, quiet
+from nacl.signing import SigningKey
 from soft_agent import SoftAgent
 from soft_ctap import CANCELLED, SoftKey, device, plugged_in
 
@@ -297,6 +298,58 @@ def test_a_pipe_and_no_input_approve_nothing(tmp_path: Path, words: tuple[str, .
         done = keyed.amends("approve", asking.item, *said, input="y\nyes\napprove\n\n")
         assert done.returncode in (2, 6) and "Nothing was decided" in done.stdout + done.stderr
         assert not asking.votes()
+
+
+@pytest.mark.promise("3.7")
+@pytest.mark.parametrize("way", ["key", "ssh", "import", "glass"])
+def test_no_input_approves_nothing_where_the_same_words_without_it_do(tmp_path: Path, way: str) -> None:
+    keyed, taken = KeyedHome(tmp_path, "file"), tmp_path / "request"
+    with keyed.asking() as asking:
+        keyed.asked("approve", asking.item, "--export", taken)
+        command = ["ssh-keygen", "-Y", "sign", "-f", str(keyed.ssh), "-n", "approval@amends", str(taken)]
+        subprocess.run(command, check=True, capture_output=True, timeout=60)
+        words: tuple[str | Path, ...] = {
+            "key": ("--key", keyed.raw),
+            "ssh": ("--ssh", keyed.ssh),
+            "import": ("--import", f"{taken}.sig"),
+            "glass": ("--break-glass", "--reason", "fire", "--key", keyed.raw),
+        }[way]
+        assert keyed.refusal("approve", asking.item, *words, "--no-input") == (6, "input_needed")
+        assert not asking.votes()
+        assert keyed.asked("approve", asking.item, *words)["decision"] == "approved"
+        assert asking.end()
+
+
+@pytest.mark.promise("3.7")
+def test_no_input_asks_no_key_no_browser_and_no_terminal(keyed: KeyedHome, tmp_path: Path) -> None:
+    taken = tmp_path / "request"
+    with keyed.asking() as asking:
+        assert keyed.refusal("approve", asking.item, "--usb", "--no-input", usb={}) == (6, "input_needed")
+        assert keyed.refusal("approve", asking.item, "--page", "--no-input") == (2, "usage")
+        assert keyed.asked("approve", asking.item, "--export", taken, "--no-input")["decision"] is None
+        elsewhere = ("approve", "--request", f"{taken}.json", "--key", keyed.raw)
+        assert keyed.refusal(*elsewhere, "--no-input") == (2, "signer_needed")
+        assert keyed.asked(*elsewhere)["answer"]
+        terminal = Terminal(keyed.command("approve", asking.item, "--by", "ana", "--no-input"), keyed.env)
+        assert terminal.end() == 6 and "Nothing was decided" in terminal.seen
+        assert not asking.votes()
+
+
+@pytest.mark.promise("3.7")
+@pytest.mark.parametrize(
+    ("level", "signer", "outcome"),
+    [("named", "--by", 1), ("file", "--by", 6), ("file", "--key", 2), ("file", "--ssh", 2), ("presence", "--ssh", 6)],
+)
+def test_what_a_script_passes_decides_at_its_own_level_and_no_higher(
+    tmp_path: Path, level: str, signer: str, outcome: int
+) -> None:
+    keyed = KeyedHome(tmp_path, level)
+    with keyed.asking() as asking:
+        words = (signer, {"--by": "dora", "--key": keyed.raw, "--ssh": keyed.ssh}[signer])
+        if outcome == 6:
+            assert keyed.refusal("approve", asking.item, *words)[0] == 6 and not asking.votes()
+        else:
+            assert keyed.asked("approve", asking.item, *words)["level"] == outcome and asking.end()
 
 
 @pytest.mark.promise("3.7")
@@ -630,6 +683,28 @@ def test_the_glass_is_broken_with_a_reason_and_a_key(keyed: KeyedHome) -> None:
         assert (done["verdict"], done["decision"], done["level"]) == ("break_glass", "approved", 2) and asking.end()
 
 
+@pytest.mark.promise("3.3")
+def test_an_approve_from_elsewhere_breaks_no_glass_and_a_broken_glass_approves_nothing(tmp_path: Path) -> None:
+    keyed = KeyedHome(tmp_path, "file")
+    with keyed.asking() as asking:
+        glass = ("--break-glass", "--reason", "fire")
+        out, answers = tmp_path / "out", {"approve": tmp_path / "yes", "break_glass": tmp_path / "glass"}
+        told = keyed.asked("approve", asking.item, *glass, "--export", out)["request"]
+        assert out.read_bytes() == decision(told, "break_glass")
+        elsewhere = ("approve", "--request", f"{out}.json", "--key", keyed.raw, "--export")
+        keyed.asked(*elsewhere, answers["approve"])
+        keyed.asked(*elsewhere, answers["break_glass"], *glass)
+        take = ("approve", asking.item, "--import")
+        assert keyed.refusal(*take, answers["approve"], *glass) == (6, "other_verdict")
+        assert keyed.refusal(*take, answers["break_glass"]) == (6, "other_verdict")
+        signed = SigningKey(bytes(range(32))).sign(decision(told, "approve")).signature
+        (tmp_path / "bare").write_bytes(signed)  # 64 bytes say nothing of their verdict, and are of one only
+        assert keyed.refusal(*take, tmp_path / "bare", *glass) == (6, "credential_unknown")
+        assert not asking.done
+        done = keyed.asked(*take, answers["break_glass"], *glass)
+        assert done["verdict"] == "break_glass" and asking.end()
+
+
 @pytest.mark.promise("3.1")
 def test_whoever_comes_second_is_told_who_was_first(tmp_path: Path) -> None:
     keyed = KeyedHome(tmp_path, "named")
@@ -698,7 +773,7 @@ def test_whatever_the_text_it_stays_behind_the_bar_and_is_all_there(args: dict[s
     import unicodedata
 
     for field in fields_of(args):
-        lines = ["".join(approvals._text(part) for part in line) for line in approvals._fields([field])]
+        lines = ["".join(approvals._text(part) for part in line) for line in approvals.drawn([field])]
         seen = "".join(lines)
         assert all(letter.isprintable() or unicodedata.category(letter) == "Zs" for letter in seen)
         for line in lines:
@@ -727,6 +802,24 @@ def test_what_is_seen_is_made_of_the_signed_text_and_of_nothing_else(
 
 def asking_proof(keyed: KeyedHome, request: bytes) -> dict[str, Any]:
     return keyed.sk.get(decision(request_digest(request), "approve"), counter=500)
+
+
+@pytest.mark.promise("3.7")
+@pytest.mark.promise("11.1")
+def test_page_and_terminal_escape_the_same_characters() -> None:
+    from amends.runtime.plain import HARMFUL, UNSEEN, plain
+
+    script = (Path(approvals.__file__).parent / "web" / "static" / "dom.js").read_text()
+    [listed] = re.findall(r"^const HARMFUL = /\[(.*)\]/u;$", script, re.MULTILINE)
+    categories = re.findall(r"\\p\{(\w+)\}", listed)
+    letter = r"\\u(?:\{(\w+)\}|(\w{4}))"
+    places = re.findall(f"{letter}(?:-{letter})?", re.sub(r"\\p\{\w+\}", "", listed))
+    ranges = [(int(a or b, 16), int(c or d or a or b, 16)) for a, b, c, d in places]
+    assert set(categories) == HARMFUL
+    assert {chr(code) for first, last in ranges for code in range(first, last + 1)} == UNSEEN
+    for seen in "\u3164\u2800\u115f\u034f\ufe0f\u00a0\u3000\uffa0\u180b\U000e0100":
+        assert plain(seen) == f"\\x{ord(seen):02x}" or plain(seen).lower().startswith("\\u")
+    assert plain("a é 日本") == "a é 日本"
 
 
 def test_the_time_that_is_left_is_said_in_hours() -> None:

@@ -1134,6 +1134,18 @@ def test_with_no_space_left_only_outcomes_are_written_until_there_is(
     log.close()
 
 
+def test_a_halt_that_does_not_fit_is_not_said_to_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    log = make(tmp_path)
+    monkeypatch.setattr(log, "_keep_reserve", lambda: False)
+    eventually(lambda: log._parked)
+    raw(log, f"pragma max_page_count = {raw(log, 'pragma page_count')[0][0]}")
+    big = b'{"args":"' + os.urandom(10_000).hex().encode() + b'"}'  # that does not pack well
+    with pytest.raises(DiskFull, match="nothing could be written") as caught:
+        log.commit(facts(Draft("switch.set", {}, (big,))))
+    assert caught.value.exit == 10 and "do it again" in caught.value.next
+    log.close()
+
+
 def test_an_outcome_that_meets_the_full_disk_is_written_at_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

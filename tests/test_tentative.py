@@ -8,12 +8,11 @@ import os
 import random
 import threading
 from collections import Counter
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from test_kill_matrix import KILLED, Ledger, Mortals
+from mortals import KILLED, Ledger, Mortals
 from world import World, fold, killed, kinds
 
 from amends import (
@@ -381,20 +380,6 @@ def test_nothing_is_undone_after_the_decision_to_stand_nor_confirmed_before_it(k
 
 
 # ---- a death at every point ------------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def ledger() -> Iterator[Ledger]:
-    made = Ledger()
-    yield made
-    made.close()
-
-
-@pytest.fixture
-def mortals(tmp_path: Path) -> Iterator[Mortals]:
-    made = Mortals(tmp_path / "errors")
-    yield made
-    made.close()
 
 
 class Deaths:

@@ -18,16 +18,15 @@ from typing import Any
 import msgspec
 
 from ...runtime.gate import ceremonies
-from ...runtime.gate.keyevent import ROLES, Event, Settings, parse, recovery_credential
+from ...runtime.gate.keyevent import Event, Settings, parse, recovery_credential
 from ...runtime.gate.keyring import Ring
-from ...runtime.gate.levels import LEVELS
-from ...runtime.gate.proof import EDDSA, ES256, WEBAUTHN, Credential, Verified, base64url, level_of
+from ...runtime.gate.proof import EDDSA, ES256, WEBAUTHN, Credential, base64url
 from ...runtime.gate.statement import check_code
 from ...runtime.kit import AgentKit
 from ...store import note
 from ...store.errors import NotFound
 from .. import raw_key
-from ..keys import fingerprint
+from ..keys import fingerprint, row, rows
 
 WEBAUTHN_KEY = "public-key"
 MADE = 32
@@ -53,7 +52,7 @@ class Ceremony:
             "founded": ring.founded,
             "code": check_code(ring.head) if ring.founded else "",
             "frozen": ring.frozen,
-            "keys": _rows(ring),
+            "keys": rows(ring),
             "recovery": self._recovery(ring),
             "settings": msgspec.to_builtins(ring.settings) if ring.founded else None,
             "here": self.origin in (ring.settings.origins if ring.founded else (self.origin,)),
@@ -91,7 +90,7 @@ class Ceremony:
         self._made[credential.id] = credential
         while len(self._made) > MADE:
             self._made.popitem(last=False)
-        return _row(credential, "new")
+        return row(credential, "new")
 
     def _settings(self, ring: Ring, es256: bool) -> Settings:
         """The ring's own; before it is founded, those that it would have."""
@@ -145,7 +144,7 @@ class Ceremony:
             "event": event.text.decode(),
             "code": check_code(event.digest),
             "parts": [
-                {**_row(part.credential, part.role), "must": part.must, "here": part.credential.kind == WEBAUTHN}
+                {**row(part.credential, part.role), "must": part.must, "here": part.credential.kind == WEBAUTHN}
                 for part in ceremonies.parts(self.kit, event)
             ],
         }
@@ -158,22 +157,6 @@ class Ceremony:
         """Record it. Raises Unproven, Unauthorised."""
         receipt = ceremonies.submit(self.kit, event, proofs)
         return {**receipt._asdict(), "code": check_code(receipt.head)}
-
-
-def _rows(ring: Ring) -> list[dict[str, Any]]:
-    states = (("live", ring.credentials), ("quarantined", ring.quarantined), ("dead", ring.dead))
-    rows = [_row(key, state) for state, held in states for key in held.values() if key.roles]
-    order = ["live", "quarantined", "dead"]
-    return sorted(rows, key=lambda row: (order.index(row["state"]), row["person"], row["label"]))
-
-
-def _row(key: Credential, state: str) -> dict[str, Any]:
-    best = LEVELS[level_of(key, Verified(key.id, True, True, 0))]
-    return {
-        "id": key.id, "person": key.person, "roles": sorted(key.roles, key=ROLES.index), "kind": key.kind,
-        "alg": key.alg, "level": best[0], "shows": best[1], "label": key.label, "state": state,
-        "fingerprint": fingerprint(key),
-    }  # fmt: skip
 
 
 def _has_es256() -> bool:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
@@ -26,10 +27,10 @@ if TYPE_CHECKING:
     from .server import Desk, File
 
 T = TypeVar("T")
-Answer = Callable[[Request], Awaitable[Response]]
 
 PAGES = ("/", "/inbox", "/approve/{item}", "/keys", "/sagas", "/sagas/{saga:path}")
 USED = YouErred("This link was used, or is of an earlier run.", next="Run `amends ui` again.", code="not_in")
+BUG = AmendsError("This is a bug of amends.", next="The terminal says more.", code="bug")
 SEND_S = 20.0
 """Seconds that a watcher may leave a message unread."""
 
@@ -108,80 +109,94 @@ def _ceremony(made: Ceremony) -> dict[str, tuple[type[Any], Callable[[Any], Any]
     }
 
 
-def application(desk: Desk, live: Live, rule: Rule, files: Mapping[str, File]) -> Starlette:
-    """The routes, over one kit."""
-    shell = files["index.html"]
+class Answers:
+    """What each route answers."""
 
-    async def page(request: Request) -> Response:
-        return Response(shell.data, media_type=shell.type)
+    def __init__(self, desk: Desk, rule: Rule, files: Mapping[str, File]) -> None:
+        self.desk, self.rule, self.files = desk, rule, files
+        self.ceremony = Ceremony(desk.kit, rule.origin)
+        self.steps = _ceremony(self.ceremony)
 
-    async def door(request: Request) -> Response:
-        return Response(files["enter.html"].data, media_type=shell.type)
-
-    async def static(request: Request) -> Response:
-        found = files.get(request.path_params["name"])
+    def _file(self, name: str) -> Response:
+        found = self.files.get(name)
         if found is None:
             raise NotFound("There is no such file.")
         return Response(found.data, media_type=found.type)
 
-    async def enter(request: Request) -> Response:
-        session = rule.access.enter((await said(request, Enter)).link)
+    async def page(self, request: Request) -> Response:
+        return self._file("index.html")
+
+    async def door(self, request: Request) -> Response:
+        return self._file("enter.html")
+
+    async def static(self, request: Request) -> Response:
+        return self._file(request.path_params["name"])
+
+    async def enter(self, request: Request) -> Response:
+        session = self.rule.access.enter((await said(request, Enter)).link)
         if session is None:
             return _json(_told(USED), 401)
         made = _json({"key": session.key})
-        made.set_cookie(rule.cookie_name, session.cookie, path="/", httponly=True, samesite="strict")
+        made.set_cookie(self.rule.cookie_name, session.cookie, path="/", httponly=True, samesite="strict")
         return made
 
-    async def leave(request: Request) -> Response:
-        rule.access.leave(request.scope["amends.session"].cookie)
+    async def leave(self, request: Request) -> Response:
+        self.rule.access.leave(request.scope["amends.session"].cookie)
         return _json({})
 
-    async def inside(request: Request) -> Response:
-        return _json(await desk.ask(views.inside, desk.kit))
+    async def inside(self, request: Request) -> Response:
+        return _json(await self.desk.ask(views.inside, self.desk.kit))
 
-    async def inbox(request: Request) -> Response:
-        return _json(await desk.ask(views.inbox, desk.kit))
+    async def inbox(self, request: Request) -> Response:
+        return _json(await self.desk.ask(views.inbox, self.desk.kit))
 
-    async def review(request: Request) -> Response:
-        return _json(await desk.ask(views.review, desk.kit, request.path_params["item"]))
+    async def review(self, request: Request) -> Response:
+        return _json(await self.desk.ask(views.review, self.desk.kit, request.path_params["item"]))
 
-    async def vote(request: Request) -> Response:
-        it = await said(request, Vote)
-        return _json(await desk.ask(views.vote, desk.kit, it.item, it.digest, it.verdict, it.by, it.note, it.proof))
+    async def vote(self, request: Request) -> Response:
+        it, ask, kit = await said(request, Vote), self.desk.ask, self.desk.kit
+        return _json(await ask(views.vote, kit, it.item, it.digest, it.verdict, it.by, it.note, it.proof))
 
-    ceremony = Ceremony(desk.kit, rule.origin)
-    steps = _ceremony(ceremony)
+    async def keys(self, request: Request) -> Response:
+        return _json(await self.desk.ask(self.ceremony.ring))
 
-    async def keys(request: Request) -> Response:
-        return _json(await desk.ask(ceremony.ring))
-
-    async def step(request: Request) -> Response:
-        if request.path_params["step"] not in steps:
+    async def step(self, request: Request) -> Response:
+        if request.path_params["step"] not in self.steps:
             raise NotFound("There is no such step.")
-        kind, act = steps[request.path_params["step"]]
-        return _json(await desk.ask(act, await said(request, kind)))
+        kind, act = self.steps[request.path_params["step"]]
+        return _json(await self.desk.ask(act, await said(request, kind)))
 
-    async def sagas(request: Request) -> Response:
-        return _json(await desk.ask(views.sagas, desk.kit, _number(request, "limit", 50)))
+    async def sagas(self, request: Request) -> Response:
+        return _json(await self.desk.ask(views.sagas, self.desk.kit, _number(request, "limit", 50)))
 
-    async def saga(request: Request) -> Response:
-        return _json(await desk.ask(views.saga, desk.kit, request.path_params["saga"]))
+    async def saga(self, request: Request) -> Response:
+        return _json(await self.desk.ask(views.saga, self.desk.kit, request.path_params["saga"]))
 
+
+ROUTES: tuple[tuple[str, str, Callable[[Answers, Request], Awaitable[Response]]], ...] = (
+    ("GET", "/enter", Answers.door),
+    ("GET", "/static/{name}", Answers.static),
+    ("POST", "/api/enter", Answers.enter),
+    ("POST", "/api/leave", Answers.leave),
+    ("GET", "/api/inside", Answers.inside),
+    ("GET", "/api/inbox", Answers.inbox),
+    ("GET", "/api/review/{item}", Answers.review),
+    ("POST", "/api/vote", Answers.vote),
+    ("GET", "/api/keys", Answers.keys),
+    ("POST", "/api/keys/{step}", Answers.step),
+    ("GET", "/api/sagas", Answers.sagas),
+    ("GET", "/api/sagas/{saga:path}", Answers.saga),
+)
+"""Method, path, and what answers it. Beside them: PAGES, which are one file, and /api/live."""
+
+
+def application(desk: Desk, live: Live, rule: Rule, files: Mapping[str, File]) -> Starlette:
+    """The routes, over one kit."""
+    answers = Answers(desk, rule, files)
     routes = [
-        *(Route(path, page) for path in PAGES),
-        Route("/enter", door),
-        Route("/static/{name}", static),
-        Route("/api/enter", enter, methods=["POST"]),
-        Route("/api/leave", leave, methods=["POST"]),
+        *(Route(path, answers.page) for path in PAGES),
         Route("/api/live", Watching(live)),
-        Route("/api/inside", inside),
-        Route("/api/inbox", inbox),
-        Route("/api/review/{item}", review),
-        Route("/api/vote", vote, methods=["POST"]),
-        Route("/api/keys", keys),
-        Route("/api/keys/{step}", step, methods=["POST"]),
-        Route("/api/sagas", sagas),
-        Route("/api/sagas/{saga:path}", saga),
+        *(Route(path, partial(answer, answers), methods=[method]) for method, path, answer in ROUTES),
     ]
     return Starlette(
         routes=routes, exception_handlers={AmendsError: _refused, 404: _nothing, 405: _nothing, Exception: _bug}
@@ -224,14 +239,20 @@ async def _nothing(request: Request, error: Exception) -> Response:
 
 
 async def _bug(request: Request, error: Exception) -> Response:
-    return _json(_told(AmendsError("This is a bug of amends.", next="The terminal says more.", code="bug")), 500)
+    return _json(_told(BUG), 500)
 
 
 # ---- live ------------------------------------------------------------------------------------------------------------
 
 
+class _Deaf(Exception):
+    """Who watches does not read."""
+
+
 class Watching:
-    """Server-sent events: `grown` with the size of the log, `trouble` with an error. Who does not read has to go."""
+    """Server-sent events: `grown` with the size of the log, `trouble` with an error. Who does not read has to go.
+
+    An error that is none of ours is told too, and goes on to whoever runs the server."""
 
     def __init__(self, live: Live) -> None:
         self.live = live
@@ -245,6 +266,9 @@ class Watching:
             for task in (gone, work):
                 task.cancel()
             await asyncio.gather(gone, work, return_exceptions=True)
+        trouble = None if work.cancelled() else work.exception()
+        if trouble is not None and not isinstance(trouble, _Deaf):
+            raise trouble
 
     async def _tell(self, send: Send) -> None:
         began = False
@@ -255,15 +279,27 @@ class Watching:
                 began = True
                 head = [(b"content-type", b"text/event-stream; charset=utf-8")]
                 await send({"type": "http.response.start", "status": 200, "headers": head})
-            async with asyncio.timeout(SEND_S):
-                await send({"type": "http.response.body", "body": text.encode(), "more_body": more})
+            try:
+                async with asyncio.timeout(SEND_S):
+                    await send({"type": "http.response.body", "body": text.encode(), "more_body": more})
+            except TimeoutError:
+                raise _Deaf from None
+
+        async def trouble(error: AmendsError) -> None:
+            await put(f"event: trouble\ndata: {msgspec.json.encode(_told(error)['error']).decode()}\n\n")
 
         try:
             await put(":\n\n")
             async for size in self.live.sizes():
                 await put(":\n\n" if size is None else f'event: grown\ndata: {{"size":{size}}}\n\n')
         except AmendsError as error:
-            await put(f"event: trouble\ndata: {msgspec.json.encode(_told(error)['error']).decode()}\n\n")
+            await trouble(error)
+        except _Deaf:
+            raise
+        except Exception:
+            await trouble(BUG)
+            await put("", more=False)
+            raise
         await put("", more=False)
 
 

@@ -17,7 +17,7 @@ from ...runtime.gate import keyring, signing
 from ...runtime.gate.approvals import APPROVE, APPROVED, PENDING
 from ...runtime.gate.levels import LEVELS, NAMED
 from ...runtime.gate.proof import WEBAUTHN
-from ...runtime.inbox import commands, items, queue
+from ...runtime.inbox import commands, in_the_way, items, queue
 from ...runtime.kit import AgentKit
 from ...runtime.openings import when
 from ...runtime.story import Stories, Story
@@ -126,4 +126,6 @@ def vote(
     """Record a decision about the very request that the page shows. Raises Refused, Unproven, BadValue."""
     if proof is None and signing.review(kit, item).digest != digest:  # a key signs the digest itself
         raise Refused("Another request is asked now.", next="Look at it first.", code="superseded")
-    return signing.vote(kit, item, verdict, by=by, proof=proof, note=note)._asdict()
+    receipt = signing.vote(kit, item, verdict, by=by, proof=proof, note=note)
+    way = in_the_way(kit, digest) if receipt.standing == APPROVED else []
+    return {**receipt._asdict(), "in_the_way": way}

@@ -17,16 +17,17 @@ import re
 import unicodedata
 from collections.abc import Callable, Collection, Mapping
 from hashlib import sha256
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 
 from ...store.entry import Entry
 from ...store.errors import Illegal
+from ..plain import hidden
 from ..step import WAITING
 from .levels import NAMED, PRESENT, QUORUM, VERIFIED
 from .question import Question, Tier
-from .statement import canonical
+from .statement import VERDICTS, canonical
 
 if TYPE_CHECKING:
     from ..state import State
@@ -34,10 +35,12 @@ if TYPE_CHECKING:
 PENDING, APPROVED, DENIED, EXPIRED, SPENT, WITHDRAWN, SUPERSEDED = STANDINGS = (
     "pending", "approved", "denied", "expired", "spent", "withdrawn", "superseded",
 )  # fmt: skip
-APPROVE, DENY, BREAK_GLASS = VERDICTS = ("approve", "deny", "break_glass")
+APPROVE, DENY, BREAK_GLASS = VERDICTS
 SAID = {APPROVE: "approved", DENY: "denied", BREAK_GLASS: "broke the glass for"}
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 
+VOTES_MAX = 16
+"""So many votes are kept of one person about one request: one that does not hold does not keep out one that does."""
 HARD_CAP_MS = 7 * 24 * 3600 * 1000
 """No question is open for longer, whatever a policy says."""
 
@@ -81,10 +84,16 @@ class Asked(msgspec.Struct, array_like=True):
     over: str = ""
     by: int = 0
 
-    def voted(self, person: str, out: str) -> bool:
-        """Whether a person has decided already. Whoever said yes may still say no."""
-        said = {vote.out for vote in self.votes if vote.person == person}
+    def voted(self, person: str, out: str, dead: Collection[int] = ()) -> bool:
+        """Whether a person has decided already, but for the votes that do not count. Whoever said yes may still say
+        no."""
+        said = {vote.out for vote in self.votes if vote.person == person and vote.seq not in dead}
         return bool(said) and (out != DENY or DENY in said)
+
+    def full(self, person: str) -> bool:
+        """Whether no more votes are kept under a name. Anybody may write one; which of them hold is asked of their
+        proofs, elsewhere."""
+        return sum(vote.person == person for vote in self.votes) >= VOTES_MAX
 
 
 class Glass(msgspec.Struct, array_like=True, frozen=True):
@@ -110,6 +119,7 @@ class Approvals:
     def __init__(self) -> None:
         self.requests: dict[str, Asked] = {}
         self.steps: dict[tuple[str, int], str] = {}  # the newest request of a step
+        self.sagas: dict[str, list[str]] = {}  # the requests of a saga, oldest first
         self.reviews: dict[int, Glass] = {}
 
     def of(self, saga: str, step: int) -> Asked | None:
@@ -145,6 +155,9 @@ class Approvals:
         requests, reviews = raw
         self.requests = {asked.request: asked for asked in msgspec.convert(requests, list[Asked])}
         self.steps = {(asked.saga, asked.step): asked.request for asked in self.requests.values()}
+        self.sagas = {}
+        for asked in self.requests.values():
+            self.sagas.setdefault(asked.saga, []).append(asked.request)
         self.reviews = {glass.seq: glass for glass in msgspec.convert(reviews, list[Glass])}
 
 
@@ -165,8 +178,10 @@ def _check_vote(view: Approvals, entry: Entry, state: State) -> None:
         raise Illegal("A vote that counts is about an open request.")
     if (asked.saga, asked.step) != (entry.of, entry.step):
         raise Illegal("A vote names the saga and the step of its request.")
-    if asked.voted(entry.person, entry.out):
-        raise Illegal("A person decides once.")
+    if any(vote.out == DENY and vote.person == entry.person for vote in asked.votes):
+        raise Illegal("Whoever said no has decided.")
+    if entry.out != DENY and asked.full(entry.person):
+        raise Illegal("No more votes of this person are kept.")
 
 
 def _check_escalated(view: Approvals, entry: Entry, state: State) -> None:
@@ -216,6 +231,7 @@ def _fold_asked(view: Approvals, entry: Entry, lived: int) -> None:
         entry.policy, entry.tool, entry.sem, entry.key, [],
     )  # fmt: skip
     view.steps[entry.saga, entry.step] = entry.request
+    view.sagas.setdefault(entry.saga, []).append(entry.request)
 
 
 def _fold_vote(view: Approvals, entry: Entry, lived: int) -> None:
@@ -245,15 +261,15 @@ def _fold_refused(view: Approvals, entry: Entry, lived: int) -> None:
 
 
 def _fold_unwinding(view: Approvals, entry: Entry, lived: int) -> None:
-    for asked in view.requests.values():
-        if asked.saga == entry.saga and not asked.over:
+    for asked in [view.requests[name] for name in view.sagas.get(entry.saga, ())]:
+        if not asked.over:
             _end(asked, WITHDRAWN, entry)
 
 
 def _fold_ended(view: Approvals, entry: Entry, lived: int) -> None:
-    if any(saga == entry.saga for saga, _ in view.steps):
-        view.requests = {name: asked for name, asked in view.requests.items() if asked.saga != entry.saga}
-        view.steps = {place: name for place, name in view.steps.items() if place[0] != entry.saga}
+    for name in view.sagas.pop(entry.saga, ()):
+        asked = view.requests.pop(name)
+        view.steps.pop((asked.saga, asked.step), None)
 
 
 def _fold_closed(view: Approvals, entry: Entry, lived: int) -> None:
@@ -379,48 +395,94 @@ def _call_in(text: bytes) -> bytes:
     return canonical({name: found.get(name) for name in BOUND})
 
 
-TEXT_SHOWN, BYTES_SHOWN, VALUE_SHOWN = 16 * 1024, 96, 64 * 1024
-"""Up to here (characters, bytes, bytes of JSON) a value stands in the request; above, its SHA-256 and its size do."""
+def reasons_in(text: bytes) -> frozenset[str]:
+    """The limits and rules for which a request asks people."""
+    return frozenset(json.loads(text).get("asked_by", ()))
+
+
+class Room(NamedTuple):
+    """Up to here a value stands in the request; above, its SHA-256 and its size do. text: characters; list: bytes of
+    JSON of a list (0: as large as it is)."""
+
+    text: int
+    list: int = 0
+
+
+KIB = 1024
+ROOMS = (
+    Room(16 * KIB), Room(8 * KIB), Room(4 * KIB), Room(2 * KIB), Room(KIB),
+    Room(KIB, 64 * KIB), Room(KIB, 16 * KIB), Room(KIB, 4 * KIB), Room(KIB, KIB),
+)  # fmt: skip
+"""The first of these is taken in which the arguments have no more than ARGS_SHOWN, else the last one."""
+ARGS_SHOWN, BYTES_SHOWN = 64 * KIB, 96
+"""Bytes of JSON of all arguments; bytes of a value that is bytes."""
 
 
 def bound(args: bytes) -> Any:
-    """Arguments in the form that is signed: what JSON cannot say in one way only is tagged, as in the log."""
-    return _bound(json.loads(args))
+    """Arguments in the form that is signed: what JSON cannot say in one way only is tagged, as in the log.
+
+    Of arguments that are too large together, the longest texts go first, and then the longest lists. An object never
+    does, so that nobody hides an amount behind five long remarks.
+    """
+    value = made = json.loads(args)
+    for room in ROOMS:
+        made = _bound(value, room)
+        if len(_json(made)) <= ARGS_SHOWN:
+            break
+    return made
 
 
-def _bound(value: Any) -> Any:
+def _bound(value: Any, room: Room) -> Any:
     if isinstance(value, str):
-        return _bound_text(value)
+        return _bound_text(value, room)
     if isinstance(value, float):
         return {"$": "float", "v": repr(value)}
     if isinstance(value, int) and not isinstance(value, bool) and abs(value) >= 1 << 53:
         return {"$": "int", "v": str(value)}
     if isinstance(value, dict):
-        if value.get("$") == "bytes" and len(value["v"]) > BYTES_SHOWN * 4 // 3:
-            return _large("bytes", base64.b64decode(value["v"]))
-        return _fitting("map", _bound_map(value))
-    return _fitting("list", [_bound(one) for one in value]) if isinstance(value, list) else value
+        return _bound_object(value, room)
+    return _bound_list(value, room) if isinstance(value, list) else value
 
 
-def _bound_map(value: dict[str, Any]) -> Any:
-    pairs = [(_bound_text(name), _bound(one)) for name, one in value.items()]
-    if all(isinstance(name, str) for name, _ in pairs):
-        return dict(pairs)
-    return {"$": "pairs", "v": [list(pair) for pair in pairs]}
+def _bound_object(value: dict[str, Any], room: Room) -> Any:
+    if value.get("$") == "bytes":
+        long = len(value["v"]) > BYTES_SHOWN * 4 // 3
+        return _large("bytes", base64.b64decode(value["v"])) if long else value
+    if value.get("$") == "dict":  # its names are the caller's: a "$" among them is no tag
+        members = _members(value["v"], room)
+        return _paired(members) or {"$": "dict", "v": dict(members)}
+    members = _members(value, room)
+    return _paired(members) or dict(members)
 
 
-def _bound_text(text: str) -> Any:
+def _members(value: dict[str, Any], room: Room) -> list[tuple[Any, Any]]:
+    return [(_bound_text(name, room), _bound(one, room)) for name, one in value.items()]
+
+
+def _paired(members: list[tuple[Any, Any]]) -> dict[str, Any] | None:
+    """An object one of whose names cannot stand as a name; None for any other."""
+    if all(isinstance(name, str) for name, _ in members):
+        return None
+    return {"$": "pairs", "v": [list(pair) for pair in members]}
+
+
+def _bound_text(text: str, room: Room) -> Any:
     """Text as it is, if it looks in one way only; else spelled in ASCII."""
-    if len(text) > TEXT_SHOWN:
+    if len(text) > room.text:
         return _large("text", text.encode())
     if text.isascii() or unicodedata.is_normalized("NFC", text):
         return text
     return {"$": "escaped", "v": json.dumps(text)[1:-1]}
 
 
-def _fitting(kind: str, made: Any) -> Any:
-    text = json.dumps(made, sort_keys=True, separators=(",", ":"), ensure_ascii=False).encode()
-    return _large(kind, text) if len(text) > VALUE_SHOWN else made
+def _bound_list(value: list[Any], room: Room) -> Any:
+    made = [_bound(one, room) for one in value]
+    text = _json(made) if room.list else b""
+    return _large("list", text) if len(text) > room.list else made
+
+
+def _json(made: Any) -> bytes:
+    return json.dumps(made, sort_keys=True, separators=(",", ":"), ensure_ascii=False).encode()
 
 
 def _large(kind: str, content: bytes) -> dict[str, Any]:
@@ -429,9 +491,10 @@ def _large(kind: str, content: bytes) -> dict[str, Any]:
 
 def same_person(one: str, other: str) -> bool:
     """Whether two names are one: case, spaces and ways to write a letter make no second person."""
-    return bool(one) and plain_name(one) == plain_name(other)
+    return bool(plain_name(one)) and plain_name(one) == plain_name(other)
 
 
 def plain_name(name: str) -> str:
-    """A name without what does not make it another."""
-    return " ".join(unicodedata.normalize("NFKC", name).casefold().split())
+    """A name without what does not make it another: letters that nobody sees among it."""
+    seen = "".join(letter for letter in unicodedata.normalize("NFKC", name) if letter.isspace() or not hidden(letter))
+    return " ".join(unicodedata.normalize("NFKC", seen.casefold()).split())

@@ -34,8 +34,9 @@ from .keyevent import (
     settings_for,
     signers,
 )
-from .keyring import FAR, Read, Ring, Told, admit, read, read_all, standing_for
+from .keyring import FAR, Read, Ring, Told, admit, check_counter, read, read_all, standing_for
 from .proof import WEBAUTHN, Credential, Unproven, base64url, register
+from .ways import signing
 
 if TYPE_CHECKING:
     from ..kit import AgentKit
@@ -96,7 +97,7 @@ def _quarantines(read: Read, credential: str) -> tuple[str, ...]:
 
 
 def _recoveries(read: Read, credential: str) -> tuple[str, ...]:
-    waiting = read.epoch.waiting(read.known.heard) if read.epoch else []
+    waiting = read.epoch.waiting(read.known) if read.epoch else []
     return tuple(sorted(one.event.digest for one in waiting)) or refuse("nothing_recovering")
 
 
@@ -175,16 +176,11 @@ def _prove(kit: AgentKit, kept: Read, event: Event, proofs: Sequence[Mapping[str
         if key is None:
             refuse("no_such_key", "one that signed")
         try:
-            check_proof(event, proof, key, settings, _counter(kit, kept.ring, key))
+            check_counter(kit.log, kept.ring, key, check_proof(event, proof, key, settings).counter)
         except Unproven as error:
             if error.code == "counter_went_back":
                 quarantine(kit, key.id, error.message)
             raise
-
-
-def _counter(kit: AgentKit, ring: Ring, key: Credential) -> int:
-    """How far the key has counted here; a new one, when it was made."""
-    return max(key.counter, ring.counter(key.id, kit.log.view.keys))
 
 
 def _commit(kit: AgentKit, kept: Read, event: Event, proofs: Sequence[Mapping[str, Any]]) -> Receipt | None:
@@ -320,21 +316,28 @@ def needs(kit: AgentKit) -> list[Need]:
                 "keyring_frozen",
                 last,
                 f"The keyring is frozen: {ring.frozen}.",
-                ("amends keys list", "amends keys recover"),
+                ("amends keys list", "amends keys recover --person NAME --new-ssh KEY --new-ssh KEY"),
             )
         )
     if ring.recovery:
-        found.append(Need("keyring_recovery", told[ring.recovery.event].seq, STOP, _STOP_OR_NOT))
+        waiting = told[ring.recovery.event]
+        found.append(Need("keyring_recovery", waiting.seq, STOP, _stop_or_not(ring, waiting.event.new)))
     newest = {one.event.said.credential: one for one in kept.known.told if one.event.said.kind == "quarantined"}
     for credential in ring.quarantined:
         one = newest[credential]
-        found.append(Need("key_quarantined", one.seq, one.event.said.reason, _revoke_or_release(credential)))
+        found.append(Need("key_quarantined", one.seq, one.event.said.reason, _revoke_or_release(ring, credential)))
     return found
 
 
 STOP = "The recovery key wants to replace all keys. Whoever holds a live key and did not start this stops it."
-_STOP_OR_NOT = ("amends keys veto", "amends keys recover --finish")
 
 
-def _revoke_or_release(credential: str) -> tuple[str, ...]:
-    return (f"amends keys revoke {credential}", f"amends keys release {credential}")
+def _stop_or_not(ring: Ring, joining: Iterable[Credential]) -> tuple[str, ...]:
+    live = ring.credentials.values()
+    return (*signing("amends keys veto", live), *signing("amends keys recover --finish", joining))
+
+
+def _revoke_or_release(ring: Ring, credential: str) -> tuple[str, ...]:
+    admins = [key for key in ring.credentials.values() if ADMIN in key.roles and key.id != credential]
+    revoke, release = (signing(f"amends keys {verb}", admins, credential) for verb in ("revoke", "release"))
+    return (*revoke, *release)

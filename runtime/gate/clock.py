@@ -19,6 +19,7 @@ from ...store.entry import Entry
 from ...store.errors import BadValue, Refused
 from ..facts import body, fact
 from ..openings import when
+from ..plain import blank, named
 from ..semantics import ActionSemantics
 from ..values import encode
 from .question import Question, Refusal
@@ -85,12 +86,11 @@ class AcceptedNow(NamedTuple):
 def accept_clock(kit: AgentKit, *, by: str, reason: str) -> AcceptedNow:
     """Say in a person's name that the clock is right, though it stands behind the log. Raises BadValue; Refused if it
     does not."""
-    if not isinstance(by, str) or not by.strip():
-        raise BadValue("A named person accepts the clock.", next="Pass --by NAME.")
-    if not isinstance(reason, str) or not reason.strip():
+    name = named(by)
+    if blank(reason):
         raise BadValue("Accepting the clock needs a reason.", next="Pass --reason TEXT.")
     wall = kit.log.clock.wall_us()
-    said = body(by=encode(by.strip()), reason=encode(reason.strip()), wall=encode(when(wall)))
+    said = body(by=encode(name), reason=encode(reason.strip()), wall=encode(when(wall)))
 
     def decide(state: State, now: Now) -> Sequence[Draft]:
         if behind_us(state.clock, now) <= SLACK_US:

@@ -24,6 +24,7 @@ from typing import Any, NamedTuple, NoReturn
 import msgspec
 
 from ...store.errors import BadValue, Refused
+from ..plain import plain
 from .approvals import plain_name
 from .proof import (
     ALGORITHMS,
@@ -89,6 +90,7 @@ REFUSALS: dict[str, tuple[str, str]] = {
     "other_site": ("the key was made for another site than the keyring's", "Enrol it at this device's own page."),
     "bad_role": ("a key is approver, admin, or both", "Pass --roles approver,admin."),
     "no_person": ("a key belongs to a named person", "Pass --person NAME."),
+    "bad_name": ("a name holds a character that cannot be seen", "Type the name plainly."),
     "bad_settings": ("a setting is outside what is allowed", "`amends keys init --help` names them."),
     "bad_delay": ("a recovery waits between 24 and 72 hours", "Pass a delay in that range."),
     "quorum_unreachable": ("fewer people are admins than are asked to add a key", "Add admins, or ask fewer."),
@@ -279,10 +281,12 @@ def material(credential: Credential) -> bytes:
 
 
 def person_of(name: str) -> str:
-    """A person's name as it is signed. Raises Unauthorised (no_person)."""
+    """A person's name as it is signed. Raises Unauthorised (no_person, bad_name)."""
     name = unicodedata.normalize("NFC", name).strip() if isinstance(name, str) else ""
-    if not name or len(name) > NAME_MAX or any(unicodedata.category(letter)[0] == "C" for letter in name):
-        refuse("no_person", f"1 to {NAME_MAX} visible characters")
+    if not name or len(name) > NAME_MAX:
+        refuse("no_person", f"1 to {NAME_MAX} characters")
+    if plain(name) != name:
+        refuse("bad_name", plain(name))
     return name
 
 
@@ -331,7 +335,14 @@ def check_proof(
     event: Event, proof: Mapping[str, Any], key: Credential, settings: Settings, counter: int = 0
 ) -> Verified:
     """What a proof shows of an event (`Verified`). Raises Unproven."""
-    return verify(key, proof, event.signed, origins=settings.origins, rp_id=settings.rp_id, namespace=KEYRING,
+    return check_bytes(event.signed, proof, key, settings, counter)
+
+
+def check_bytes(
+    signed: bytes, proof: Mapping[str, Any], key: Credential, settings: Settings, counter: int = 0
+) -> Verified:
+    """The same for the signed bytes of an event, also of one that this version cannot read."""
+    return verify(key, proof, signed, origins=settings.origins, rp_id=settings.rp_id, namespace=KEYRING,
                   algs=settings.algs, counter=counter)  # fmt: skip
 
 

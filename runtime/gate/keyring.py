@@ -12,17 +12,20 @@ that changes; the fold knows only where those facts are. It is a function of the
 - A recovery is announced by the recovery key and waits. Whatever a live key signs meanwhile ends it. After the wait it
   may be put in force; then all older keys are dead, and what they say of the time before is not heard any more.
 - A key in quarantine is not asked about what comes later in this log, until an admin lets it out.
+- An event of a newer version that an admin had signed when it was written freezes the ring, until the recovery key
+  begins anew: it may have ended a key. One that no admin signed is passed over.
 
-The order of the log matters for the last two and for nothing else. Why not keep the ring in the fold: what decides
+The order of the log matters for the last three and for nothing else. Why not keep the ring in the fold: what decides
 would then be headers, and no signature is in a header.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import cache
 from hashlib import sha256
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
-from weakref import WeakKeyDictionary
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from weakref import WeakKeyDictionary, ref
 
 import msgspec
 
@@ -30,7 +33,9 @@ from ...store.entry import Entry
 from ...store.errors import Illegal, Malformed, Refused
 from ...store.log import Log
 from ..openings import blob_at, raw_fields
+from .cast import Cast, casts, counts, header_id, shown
 from .keyevent import (
+    ADMIN,
     NOTHING,
     REFUSALS,
     ROLES,
@@ -39,6 +44,7 @@ from .keyevent import (
     Signed,
     Standing,
     apply,
+    check_bytes,
     founded,
     judge,
     parse,
@@ -48,11 +54,15 @@ from .keyevent import (
 )
 from .proof import Credential, Unproven
 from .question import Refusal
+from .statement import KEYRING_TAG
 
 if TYPE_CHECKING:
     from ..state import State
 
-__all__ = ["ROLES", "Keys", "Read", "Recovery", "Ring", "Settings", "Told", "admit", "check_ring", "header_id", "read"]
+__all__ = [
+    "ROLES", "Keys", "Read", "Recovery", "Ring", "Settings", "Told", "admit", "check_counter", "check_ring",
+    "header_id", "read",
+]  # fmt: skip
 
 T = TypeVar("T")
 
@@ -62,12 +72,9 @@ KINDS = (
 )  # fmt: skip
 MOVES = frozenset(("added", "revoked", "rotated", "released"))
 """Events that others follow. The rest are remarks about a position and take none."""
-HEX, HEADER_MAX = frozenset("0123456789abcdef"), 128
-
-
-def header_id(id: str) -> str:
-    """A credential in a header: its id, or the hash of one that is longer than a header may hold."""
-    return id if len(id) <= HEADER_MAX else f"sha256:{sha256(id.encode()).hexdigest()[:48]}"
+HEX = frozenset("0123456789abcdef")
+FAR = 1 << 53
+"""A place that no log reaches."""
 
 
 # ---- where the facts are --------------------------------------------------------------------------------------------
@@ -77,7 +84,8 @@ class Keys:
     """Where the facts about keys are, one name for all of them, and which keys have voted.
 
     places: seq and lived milliseconds of each. head: 64 hex digits, another one whenever there is another fact, in
-    whatever order they came; empty for none. heard, counters: by `header_id`, seq of its last vote and highest counter.
+    whatever order they came; empty for none. heard, counters: by `header_id`, seq of its last vote and highest counter,
+    as headers claim them: nothing follows from these before the proofs were looked at (cast.py).
     """
 
     KINDS = (*KINDS, "vote.cast")
@@ -137,15 +145,30 @@ class Told(NamedTuple):
     proofs: tuple[Mapping[str, Any], ...]
 
 
+class Newer(NamedTuple):
+    """An event of a version that is not known here, with the proofs of its record. kind: as its header says."""
+
+    seq: int
+    kind: str
+    text: bytes
+    proofs: tuple[Mapping[str, Any], ...]
+
+
+def _no_votes() -> tuple[Cast, ...]:
+    return ()
+
+
 class History(NamedTuple):
-    """Every event that is told, in the order of the log. lost: records whose openings are gone, or are written by a
-    newer amends. junk: records that are no event."""
+    """Every event that is told, in the order of the log. heard: claims of headers; votes: what those votes say
+    themselves, read where it matters. lost: records whose openings are gone. junk: records that are no event."""
 
     told: tuple[Told, ...]
     heard: Mapping[str, int] = {}
     head: str = ""
     lost: tuple[int, ...] = ()
     junk: tuple[int, ...] = ()
+    newer: tuple[Newer, ...] = ()
+    votes: Callable[[], tuple[Cast, ...]] = _no_votes
 
 
 def history(log: Log) -> History:
@@ -156,24 +179,35 @@ def history(log: Log) -> History:
     told: list[Told] = []
     lost: list[int] = []
     junk: list[int] = []
+    newer: list[Newer] = []
     for seq, lived in places:
         entry, blob = log.record(seq).entry, blob_at(log, seq)
         gone = blob is None or blob.count(b"\n") < len(entry.c)
         found = None if gone else told_by(seq, lived, entry.kind, entry.event, entry.prior, blob or b"")
-        if gone or found is NEWER:
+        if gone:
             lost.append(seq)
         elif isinstance(found, Told):
             told.append(found)
+        elif isinstance(found, Newer):
+            newer.append(found)
         else:
             junk.append(seq)
-    return History(tuple(told), heard, head, tuple(lost), tuple(junk))
+    return History(tuple(told), heard, head, tuple(lost), tuple(junk), tuple(newer), _votes_of(log))
 
 
-NEWER: Final = "newer"
+def _votes_of(log: Log) -> Callable[[], tuple[Cast, ...]]:
+    held = ref(log)  # what is kept of a log does not keep the log
+
+    @cache
+    def read() -> tuple[Cast, ...]:
+        there = held()
+        return tuple(casts(there)) if there is not None else ()
+
+    return read
 
 
-def told_by(seq: int, lived: int, kind: str, digest: str, prior: str, blob: bytes) -> Told | str | None:
-    """The event in a record's openings, if it is the one that its header says; NEWER for one of another version."""
+def told_by(seq: int, lived: int, kind: str, digest: str, prior: str, blob: bytes) -> Told | Newer | None:
+    """The event in a record's openings, if it is the one that its header says."""
     try:
         fields = raw_fields(blob)
         text = msgspec.json.decode(fields["event"], type=str).encode()
@@ -182,7 +216,8 @@ def told_by(seq: int, lived: int, kind: str, digest: str, prior: str, blob: byte
     except (KeyError, msgspec.MsgspecError, UnicodeError, Malformed):
         return None
     except Refused as error:
-        return NEWER if error.code == "newer_event" and sha256(text).hexdigest() == digest else None
+        same = error.code == "newer_event" and sha256(text).hexdigest() == digest
+        return Newer(seq, kind, text, tuple(proofs)) if same else None
     if (event.digest, event.kind, position(event.said.prior)) != (digest, kind, prior):
         return None
     return Told(seq, lived, event, tuple(proofs))
@@ -322,25 +357,40 @@ class Epoch:
                 found[one.event.digest] = one
         return list(found.values())
 
-    def waiting(self, heard: Mapping[str, int]) -> list[Told]:
-        """The recoveries that wait and that nobody has stopped."""
+    def waiting(self, known: History, before: int = FAR) -> list[Told]:
+        """The recoveries that wait, at a place of the log, and that nobody has stopped."""
         stopped = {of for veto in self.remarks("vetoed") for of in veto.event.said.of}
-        voters = [header_id(id) for id in self.counted(FAR)]
         return [
             one
             for one in self.remarks("recovering")
-            if one.event.digest not in stopped and not any(heard.get(id, -1) > one.seq for id in voters)
+            if one.event.digest not in stopped and not self._voted_since(one.seq, known, before)
         ]
+
+    def _voted_since(self, since: int, known: History, before: int) -> bool:
+        """Whether a live key has signed an answer since a place of the log, and not only before it."""
+        live = self.stood(self.everything).live
+        if not any(known.heard.get(header_id(id), -1) > since for id in live):
+            return False
+        votes = known.votes()
+        return any(self._new(cast, since, votes) for cast in votes if since < cast.seq < before)
+
+    def _new(self, cast: Cast, since: int, votes: Sequence[Cast]) -> bool:
+        settings = self.standing.settings
+        key = next((key for id, key in self.counted(cast.seq).items() if header_id(id) == cast.credential), None)
+        if key is None or shown(cast, key, settings) is None:
+            return False
+        same = [one for one in votes if one.seq <= since and one.answer == cast.answer]
+        return not any(shown(one, key, settings) for one in same)
 
     def counted(self, seq: int) -> dict[str, Credential]:
         """The live keys that are asked, at a place of the log."""
         barred = self.barred(seq, self.everything)
         return {id: key for id, key in self.stood(self.everything).live.items() if id not in barred}
 
-    def recovered(self, one: Told, heard: Mapping[str, int]) -> tuple[Standing, Mapping[str, int]]:
+    def recovered(self, one: Told, known: History) -> tuple[Standing, Mapping[str, int]]:
         """The keys, and how far they had counted, after a recovery that comes into force. Raises Unauthorised."""
         said = one.event.said
-        found = [each for each in self.waiting(heard) if (each.event.digest,) == said.of]
+        found = [each for each in self.waiting(known, one.seq) if (each.event.digest,) == said.of]
         if not found or said.prior != found[0].event.said.prior:
             refuse("nothing_recovering")
         standing = founded(self.stood(self.everything), found[0].event.said)
@@ -351,10 +401,6 @@ class Epoch:
         judge(standing, one.event, by)
         first = self.signed(found[0], self.stood(self.everything)).counters
         return standing, {id: max(first.get(id, 0), by.counters.get(id, 0)) for id in standing.live}
-
-
-FAR = 1 << 53
-"""A place that no log reaches."""
 
 
 def allowed(check: Callable[..., T], *of: Any) -> T | None:
@@ -377,7 +423,7 @@ def epoch_of(known: History) -> Epoch | None:
     epoch = Epoch(root, founded(NOTHING, root.event.said), told, by.counters)
     for one in told:
         if one.event.said.kind == "recovered":
-            epoch = _after(epoch, one, told, known.heard)
+            epoch = _after(epoch, one, told, known)
     return epoch
 
 
@@ -387,10 +433,10 @@ def check_founding(one: Told) -> bool:
     return True
 
 
-def _after(epoch: Epoch, one: Told, told: Sequence[Told], heard: Mapping[str, int]) -> Epoch:
+def _after(epoch: Epoch, one: Told, told: Sequence[Told], known: History) -> Epoch:
     """The epoch that a recovery begins; the same one if it may not. What is written later does not undo it."""
     before = Epoch(epoch.root, epoch.standing, [each for each in told if each.seq < one.seq], epoch.counters)
-    found = allowed(before.recovered, one, {id: seq for id, seq in heard.items() if seq < one.seq})
+    found = allowed(before.recovered, one, known)
     return epoch if found is None else Epoch(one, found[0], told, found[1])
 
 
@@ -442,11 +488,12 @@ class Ring(NamedTuple):
 
 class Read(NamedTuple):
     """What was read of a log: the events, the epoch that follows from them (None: none was founded, or this device
-    cannot tell), and the ring."""
+    cannot tell), and the ring. unread: events of a newer version that an admin signed."""
 
     known: History
     epoch: Epoch | None
     ring: Ring
+    unread: tuple[int, ...] = ()
 
 
 def ring_of(known: History) -> Ring:
@@ -457,25 +504,56 @@ def ring_of(known: History) -> Ring:
 def judged(known: History) -> Read:
     """The same, with what it follows from."""
     if known.lost:
-        places = ", ".join(map(str, known.lost[:5]))
-        why = f"what is said about keys in record {places} cannot be read: it is gone, or written by a newer amends"
-        return Read(known, None, Ring(True, known.head, frozen=why))
+        return Read(known, None, Ring(True, known.head, frozen=_unreadable(known.lost, "gone")))
     try:
         epoch = epoch_of(known)
-        return Read(known, epoch, _ring(epoch, known) if epoch else Ring(head=known.head))
+        if epoch is None:
+            return _without_ring(known)
+        unread = tuple(one.seq for one in known.newer if _vouched(epoch, one))
+        return Read(known, epoch, _ring(epoch, known, unread), unread)
     except Unproven as error:  # this device lacks what others may have
         return Read(
             known, None, Ring(True, known.head, frozen=f"This device cannot check its keyring. {error.message}")
         )
 
 
-def _ring(epoch: Epoch, known: History) -> Ring:
+def _unreadable(places: Sequence[int], why: str) -> str:
+    return f"what is said about keys in record {', '.join(map(str, places[:5]))} cannot be read: it is {why}"
+
+
+NEWER = "written by a newer amends"
+
+
+def _without_ring(known: History) -> Read:
+    """Where none was founded. One that a newer version founded may be there: a name is not enough then."""
+    unread = tuple(one.seq for one in known.newer if one.kind == "key.founded")
+    frozen = _unreadable(unread, NEWER) if unread else ""
+    return Read(known, None, Ring(bool(unread), known.head, frozen=frozen), unread)
+
+
+def _vouched(epoch: Epoch, one: Newer) -> bool:
+    """Whether a key that was an admin when it was written signed an event that this version cannot read."""
+    standing = epoch.stood(epoch.everything)
+    by = [key.id for key in (*standing.live.values(), *standing.dead.values()) if _signed(key, one, standing.settings)]
+    if not by or one.seq < epoch.root.seq:
+        return False
+    before = Epoch(epoch.root, epoch.standing, [told for told in epoch.told if told.seq < one.seq], {})
+    then = before.stood(before.everything).live
+    return any(id in then for id in by)
+
+
+def _signed(key: Credential, one: Newer, settings: Settings) -> bool:
+    signatures = (proof for proof in one.proofs if ADMIN in key.roles and proof.get("credential") == key.id)
+    return any(allowed(check_bytes, KEYRING_TAG + one.text, proof, key, settings) for proof in signatures)
+
+
+def _ring(epoch: Epoch, known: History, unread: tuple[int, ...]) -> Ring:
     everything = epoch.everything
     standing, counted, rivals = epoch.stood(everything), epoch.counted(FAR), epoch.rivals(everything)
     delay = standing.settings.delay_ms
     waits = [
         Recovery(one.event.digest, one.lived, one.lived + delay, tuple(key.id for key in one.event.said.keys))
-        for one in epoch.waiting(known.heard)
+        for one in epoch.waiting(known)
     ]
     return Ring(
         True,
@@ -484,11 +562,11 @@ def _ring(epoch: Epoch, known: History) -> Ring:
         {id: key for id, key in standing.live.items() if id not in counted},
         standing.dead,
         standing.settings,
-        _frozen(epoch, rivals),
+        _frozen(epoch, rivals) or (_unreadable(unread, NEWER) if unread else ""),
         min(waits, key=lambda one: one.until, default=None),
         standing.recovery,
         epoch.tips(everything),
-        _ignored(epoch, known),
+        _ignored(epoch, known, unread),
         epoch.counters,
     )
 
@@ -500,10 +578,11 @@ def _frozen(epoch: Epoch, rivals: frozenset[str]) -> str:
     return f"events that exclude each other were both signed by those who may: {said}"
 
 
-def _ignored(epoch: Epoch, known: History) -> tuple[int, ...]:
+def _ignored(epoch: Epoch, known: History, unread: tuple[int, ...]) -> tuple[int, ...]:
     """Records of this epoch that would move the ring and did not, and those that are no event."""
     moves = (one for one in known.told if one.event.said.kind in MOVES and one.seq > epoch.root.seq)
-    return tuple(sorted({one.seq for one in moves if one.event.digest not in epoch.events} | set(known.junk)))
+    newer = {one.seq for one in known.newer if one.seq > epoch.root.seq} - set(unread)
+    return tuple(sorted({one.seq for one in moves if one.event.digest not in epoch.events} | set(known.junk) | newer))
 
 
 def check_ring(ring: Ring) -> Refusal | None:
@@ -533,8 +612,25 @@ def read_all(log: Log) -> Read:
 def _stands(kept: Read, keys: Keys) -> bool:
     """Whether nothing was said since: no fact of a key, and no vote where one would end a recovery."""
     known = kept.known
-    same = known.head == keys.head and len(known.told) + len(known.lost) + len(known.junk) == len(keys.places)
+    told = sum(map(len, (known.told, known.lost, known.junk, known.newer)))
+    same = known.head == keys.head and told == len(keys.places)
     return same and (kept.ring.recovery is None or known.heard == keys.heard)
+
+
+def check_counter(log: Log, ring: Ring, key: Credential, shown: int) -> None:
+    """Raise Unproven if a key has counted no further than in what it signed here. Where a header says so, the votes
+    themselves are asked: anybody can write a header."""
+    if not _behind(shown, max(key.counter, ring.counter(key.id, log.view.keys))):
+        return
+    signed = [counter for _, counter in counts(log, key, ring.settings)]
+    highest = max(key.counter, ring.counters.get(key.id, 0), *signed, 0)
+    if _behind(shown, highest):
+        raise Unproven("counter_went_back", f"{shown} after {highest}", credential=key.id)
+
+
+def _behind(shown: int, counter: int) -> bool:
+    """A key that does not count shows 0 for ever."""
+    return bool(shown or counter) and shown <= counter
 
 
 # ---- one event more -------------------------------------------------------------------------------------------------
@@ -566,7 +662,7 @@ def admit(read: Read, one: Told) -> None:
 
 def _admit(read: Read, one: Told) -> None:
     epoch, said = read.epoch, one.event.said
-    if read.ring.founded and epoch is None:
+    if read.ring.founded and (epoch is None or (read.unread and said.kind in MOVES)):
         refuse("ring_frozen", read.ring.frozen)
     standing_for(epoch, one.event)
     if epoch is None:
@@ -574,7 +670,7 @@ def _admit(read: Read, one: Told) -> None:
     elif said.prior != read.ring.tips:
         refuse("stale_event")
     elif said.kind == "recovered":
-        epoch.recovered(one, read.known.heard)
+        epoch.recovered(one, read.known)
     elif said.kind in MOVES:
         epoch.check(one)
     else:

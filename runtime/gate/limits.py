@@ -6,7 +6,8 @@ a lost call moved, and an agent that charges and refunds in a circle is what a l
 
 A debit is a number in the `use` of the fact that announces the effect, and a meter is those numbers folded: there is no
 counter beside the log that a restart could refill or another process could miss. So that the sum of a window costs the
-same however much is in it, a meter keeps running sums beside the times and looks both ends up by bisection.
+same however much is in it, a meter keeps running sums beside the times and looks both ends up by bisection. It keeps
+them in the finest scale that it was debited in: a limit that is declared with another one has used as much as before.
 
 Money is exact. One limit reads every number the same way, whatever its type: in whole units (`12.5`, `"12.50"` and a
 Decimal are the same), or with `minor=True` as integers of the smallest unit only. A reading that depended on the type
@@ -34,7 +35,7 @@ from ...store.clock import Now
 from ...store.entry import INTEGER_MAX, Entry
 from ...store.errors import BadValue
 from ..tools import check_name, is_async
-from .question import Debit, GateCall, Question, Refusal
+from .question import Debit, GateCall, Question, Reason, Refusal
 
 if TYPE_CHECKING:
     from ..state import State
@@ -336,21 +337,23 @@ def _untold(limit: Limit, call: GateCall, error: Exception) -> Refusal:
 # ---- asked of the state ---------------------------------------------------------------------------------------------
 
 
-def check_limits(state: State, question: Question, now: Now) -> tuple[Refusal | None, tuple[str, ...]]:
+def check_limits(state: State, question: Question, now: Now) -> tuple[Refusal | None, tuple[Reason, ...]]:
     """Whether everything that a call takes is there: why not, or for which reasons a person is asked. Strictly over a
     cap refuses. For a retry only what counts attempts is asked, and nobody can be asked in the middle of a step."""
-    asks: tuple[str, ...] = ()
+    asks: tuple[Reason, ...] = ()
     taken: dict[str, int] = {}
     for debit in _due(question):
+        if other := _other_unit(state, question, debit):
+            return other, ()
         before = taken.get(debit.meter, 0)  # by another debit of this very call
         taken[debit.meter] = before + debit.amount
-        used = state.meters.used(debit.meter, debit.window_ms, now.lived) + before
+        used = state.meters.used(debit.meter, debit.window_ms, now.lived, debit.scale) + before
         if used + debit.amount <= debit.cap:
             continue
         over = _over(state, question, debit, used, before, now)
         if not debit.ask or question.attempt > 1:
             return over, ()
-        asks += (over.said,)
+        asks += (Reason(f"limit {debit.limit}", over.said),)
     return None, asks
 
 
@@ -384,12 +387,27 @@ def _summed(debits: Iterable[Debit]) -> dict[str, int]:
     return sums
 
 
+def _other_unit(state: State, question: Question, debit: Debit) -> Refusal | None:
+    """A limit keeps its unit: what was used in one says nothing in another, and forgetting it would be a refill."""
+    declared = state.meters.declared(debit.limit)
+    if declared is None or declared[1] == debit.unit:
+        return None
+    was, now = declared[1] or "no unit", debit.unit or "no unit"
+    return Refusal(
+        "unit_changed",
+        f"Limit {debit.limit} has counted {was}, and {question.tool} would be counted there in {now}.",
+        "Give the limit in the other unit a name of its own.",
+        {"limit": debit.limit, "was": was, "unit": now},
+    )
+
+
 def _over(state: State, question: Question, debit: Debit, used: int, before: int, now: Now) -> Refusal:
     """Why not; what would fit, and when this would."""
     left = max(0, debit.cap - used)
     wait = None
     if before + debit.amount <= debit.cap:
-        wait = state.meters.frees(debit.meter, debit.window_ms, now.lived, used + debit.amount - debit.cap)
+        more = used + debit.amount - debit.cap
+        wait = state.meters.frees(debit.meter, debit.window_ms, now.lived, more, debit.scale)
     money = (debit.scale, debit.unit)
     within = f" in the last {span(debit.window_ms)}" if debit.window_ms else ""
     options = [f"ask for at most {shown(left, *money)}"] if left and not debit.velocity else []
@@ -408,11 +426,16 @@ def _over(state: State, question: Question, debit: Debit, used: int, before: int
 
 
 def span(ms: int) -> str:
-    """A time for people, never told shorter than it is: `90 s`, `24 h`."""
-    for unit, size in (("d", 86_400_000), ("h", 3_600_000), ("min", 60_000), ("s", 1000)):
-        if ms >= 2 * size or ms == size:
-            return f"{-(-ms // size)} {unit}"
-    return f"{ms} ms"
+    """A time for people, never told shorter than it is: `90 s`, `24 h 1 min`, `7 d`. Every text tells times so."""
+    seconds = -(-ms // 1000)
+    minutes, hours = -(-seconds // 60), -(-seconds // 3600)
+    if ms < 1000:
+        return f"{ms} ms"
+    if minutes < 120 and minutes != 60:
+        return f"{seconds} s" if seconds < 120 and seconds != 60 else f"{minutes} min"
+    if minutes < 48 * 60 and minutes != 24 * 60:
+        return f"{minutes // 60} h" + (f" {minutes % 60} min" if minutes % 60 else "")
+    return f"{hours // 24} d" + (f" {hours % 24} h" if hours % 24 else "")
 
 
 # ---- the view -------------------------------------------------------------------------------------------------------
@@ -420,15 +443,43 @@ def span(ms: int) -> str:
 TOP = (1 << 63) - 1
 
 
+def _at(amount: int, scale: int, wanted: int) -> int:
+    """An amount in units of another scale, rounded up where those are coarser."""
+    finer = int(10 ** abs(wanted - scale))
+    return amount * finer if wanted >= scale else -(-amount // finer)
+
+
 class Meter:
     """What was taken, and when (lived milliseconds), oldest first; `sums` are running sums, `gone` what the sum was
-    before the first that is kept. total: all that was ever taken. The first `start` places are dropped already."""
+    before the first that is kept. total: all that was ever taken. All in units of 10**-scale. The first `start` places
+    are dropped already."""
 
-    __slots__ = ("times", "sums", "start", "gone", "total")
+    __slots__ = ("times", "sums", "start", "gone", "total", "scale")
 
-    def __init__(self) -> None:
+    def __init__(self, scale: int = 0) -> None:
         self.times, self.sums = array("q"), array("q")
         self.start = self.gone = self.total = 0
+        self.scale = scale
+
+    def take(self, lived: int, amount: int, scale: int, kept_ms: int) -> None:
+        """Take in a debit of any scale. The finer one is kept, so that nothing is rounded, while 64 bits have room."""
+        if scale != self.scale:
+            finer = max(scale, self.scale)
+            fits = _at(self.total, self.scale, finer) + _at(amount, scale, finer) <= TOP
+            self._rescale(finer if fits else min(scale, self.scale))
+            amount = _at(amount, scale, self.scale)
+        self.add(lived, amount, kept_ms)
+
+    def _rescale(self, scale: int) -> None:
+        if scale == self.scale:
+            return
+        self._rebase()
+        before = last = 0
+        for place, each in enumerate(self.sums):
+            last, before = last + _at(each - before, self.scale, scale), each
+            self.sums[place] = last
+        total = TOP if self.total == TOP else _at(self.total, self.scale, scale)  # of what was too much nobody knows
+        self.total, self.scale = max(total, last), scale
 
     def add(self, lived: int, amount: int, kept_ms: int) -> None:
         """Take in a debit and drop what is older than kept_ms; kept_ms 0 keeps the total only."""
@@ -482,12 +533,12 @@ class Meter:
     def newest(self) -> int:
         return self.times[-1] if self.start < len(self.times) else -1
 
-    def dump(self) -> tuple[int, int, bytes, bytes]:
-        return self.total, self.gone, _bytes(self.times[self.start :]), _bytes(self.sums[self.start :])
+    def dump(self) -> tuple[int, int, int, bytes, bytes]:
+        return self.scale, self.total, self.gone, _bytes(self.times[self.start :]), _bytes(self.sums[self.start :])
 
     @classmethod
-    def loaded(cls, total: int, gone: int, times: bytes, sums: bytes) -> Meter:
-        meter = cls()
+    def loaded(cls, scale: int, total: int, gone: int, times: bytes, sums: bytes) -> Meter:
+        meter = cls(scale)
         meter.total, meter.gone, meter.times, meter.sums = total, gone, _numbers(times), _numbers(sums)
         return meter
 
@@ -525,12 +576,16 @@ class Account:
         self.kept_ms = max(self.kept_ms, entry.within_ms)
         self.for_ever = self.for_ever or not entry.within_ms
 
+    @property
+    def scale(self) -> int:
+        return self.declared[2] if self.declared is not None else 0
+
     def take(self, name: str, amount: int, lived: int) -> None:
         meter = self.meters.get(name)
         if meter is None:
-            meter = self.meters[name] = Meter()
+            meter = self.meters[name] = Meter(self.scale)
         self.meters.move_to_end(name)
-        meter.add(lived, amount, self.kept_ms)
+        meter.take(lived, amount, self.scale, self.kept_ms)
         if self.kept_ms and not self.for_ever:
             self._forget(lived - self.kept_ms)
 
@@ -587,15 +642,19 @@ class Meters:
         account = self.accounts.get(limit)
         return account.declared if account is not None else None
 
-    def used(self, meter: str, window_ms: int, lived: int) -> int:
-        """What counts now; window_ms 0: for ever."""
+    def used(self, meter: str, window_ms: int, lived: int, scale: int) -> int:
+        """What counts now, in units of 10**-scale; window_ms 0: for ever."""
         found = self._meter(meter)
-        return found.used(window_ms, lived) if found is not None else 0
+        return _at(found.used(window_ms, lived), found.scale, scale) if found is not None else 0
 
-    def frees(self, meter: str, window_ms: int, lived: int, amount: int) -> int | None:
+    def frees(self, meter: str, window_ms: int, lived: int, amount: int, scale: int) -> int | None:
         """Milliseconds until so much has fallen out of the window; None if it never does."""
         found = self._meter(meter)
-        return found.frees(window_ms, lived, amount) if found is not None else None
+        if found is None:
+            return None
+        used = found.used(window_ms, lived)
+        stays = _at(used, found.scale, scale) - amount
+        return found.frees(window_ms, lived, used + _at(-stays, scale, found.scale))  # what may stay, rounded down
 
     def dump(self) -> Any:
         return [
@@ -628,7 +687,7 @@ def _rows(limit: str, account: Account, lived: int) -> list[Left]:
     cap, unit, scale, window_ms = account.declared
     rows = []
     for name, meter in list(account.meters.items()):  # others may commit meanwhile
-        if used := meter.used(window_ms, lived):
+        if used := _at(meter.used(window_ms, lived), meter.scale, scale):
             frees = meter.frees(window_ms, lived, 1)
             scope = name[len(limit) + 1 :]
             rows.append(Left(limit, scope, used, cap, max(0, cap - used), unit, scale, window_ms, frees))

@@ -56,6 +56,7 @@ class Locks:
     def __init__(self) -> None:
         self.held: dict[str, Held] = {}
         self.waits: list[Wait] = []
+        self._of: dict[str, dict[str, None]] = {}  # the names of each saga, for what concerns one saga alone
 
     def check(self, entry: Entry, state: State) -> None:
         if entry.kind not in ("lock.taken", "lock.freed"):
@@ -69,12 +70,15 @@ class Locks:
     def fold(self, entry: Entry, lived: int, state: State) -> None:
         if entry.kind == "lock.taken":
             self.held[entry.lock] = Held(entry.lock, entry.saga, entry.seq, entry.at)
+            self._of.setdefault(entry.saga, {})[entry.lock] = None
         elif entry.kind == "lock.freed":
             del self.held[entry.lock]
+            del self._of[entry.saga][entry.lock]
         elif entry.kind == "lock.awaited":
             self.waits.append(Wait(entry.lock, entry.saga, entry.at))
-        elif entry.kind == "saga.ended" and self.held:
-            self.held = {name: held for name, held in self.held.items() if held.saga != entry.saga}
+        elif entry.kind == "saga.ended":
+            for name in self._of.pop(entry.saga, ()):
+                del self.held[name]
         if self.waits:
             self.waits = [wait for wait in self.waits if not _is_over(wait, entry, state)]
 
@@ -84,7 +88,7 @@ class Locks:
 
     def of(self, saga: str) -> list[Held]:
         """What a saga holds."""
-        return [held for held in self.held.values() if held.saga == saga]
+        return [self.held[name] for name in list(self._of.get(saga, ())) if name in self.held]
 
     def dump(self) -> Any:
         return list(self.held.values()), self.waits
@@ -92,6 +96,9 @@ class Locks:
     def load(self, raw: Any) -> None:
         held, self.waits = msgspec.convert(raw, tuple[list[Held], list[Wait]])
         self.held = {each.lock: each for each in held}
+        self._of = {}
+        for each in held:
+            self._of.setdefault(each.saga, {})[each.lock] = None
 
 
 def _is_over(wait: Wait, entry: Entry, state: State) -> bool:

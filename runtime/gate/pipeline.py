@@ -16,13 +16,13 @@ from .breaker import check_breaker
 from .clock import check_clock
 from .limits import check_limits
 from .locks import check_locks
-from .question import ALLOW, ASK, REFUSE, Question, Refusal, Verdict
+from .question import ALLOW, ASK, REFUSE, Question, Reason, Refusal, Verdict
 from .switch import check_switch
 
 if TYPE_CHECKING:
     from ..state import State
 
-Answer = tuple[Refusal | None, tuple[str, ...]]
+Answer = tuple[Refusal | None, tuple[Reason, ...]]
 """Why not, or for which reasons a person is asked."""
 
 
@@ -49,7 +49,8 @@ def _rules(state: State, question: Question, now: Now) -> Answer:
             "Do something else; the same call will be refused again.",
             {"rule": ruling.rule},
         ), ()
-    return None, (ruling.reason or ruling.rule,) if ruling.verdict == ASK else ()
+    asks = (Reason(f"rule {ruling.rule}", ruling.reason or ruling.rule),) if ruling.verdict == ASK else ()
+    return None, asks
 
 
 def _locks(state: State, question: Question, now: Now) -> Answer:
@@ -57,8 +58,8 @@ def _locks(state: State, question: Question, now: Now) -> Answer:
 
 
 def _approvals(state: State, question: Question, now: Now) -> Answer:
-    """People are asked outside the transaction (asking.py), and nobody is where no signature counts or no deadline could
-    be trusted."""
+    """People are asked outside the transaction (asking.py), and nobody is where no signature counts or no deadline
+    could be trusted."""
     return question.ring or check_clock(state, question, now), ()
 
 
@@ -78,7 +79,7 @@ EACH_ATTEMPT = ("switch", "breaker", "limits")
 
 def judge(state: State, question: Question, now: Now) -> Verdict:
     """Allow, ask or refuse a call. Changes nothing."""
-    asks: tuple[str, ...] = ()
+    asks: tuple[Reason, ...] = ()
     for name, check in CHECKS:
         if question.attempt > 1 and name not in EACH_ATTEMPT:
             continue

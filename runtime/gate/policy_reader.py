@@ -31,7 +31,6 @@ from __future__ import annotations
 import os
 import re
 import stat
-import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
 from decimal import Decimal, InvalidOperation
@@ -39,6 +38,7 @@ from difflib import get_close_matches
 from functools import partial, reduce
 from operator import and_
 from pathlib import Path as File
+from shlex import quote
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -70,7 +70,7 @@ from .rules import (
     tool_is,
 )
 from .switch import tags_of
-from .toml_lines import Path, lines_of
+from .toml_lines import NoToml, Path, lines_of, parsed, text_of
 
 VERSION = 1
 SIZE_MAX = 256 * 1024
@@ -96,7 +96,7 @@ def bad_file(path: str, complaints: Sequence[Complaint]) -> BadPolicyFile:
     stop = "" if first.what.endswith(("?", ".")) else "."
     return BadPolicyFile(
         f"{path}:{first.line}: {first.what}{stop}{others}",
-        next=f"Correct the file; `amends policy check {path}` says everything that is wrong with it.",
+        next=f"No agent starts until it is corrected: `amends policy check {quote(path)}` says all that is wrong.",
         path=path,
         line=first.line,
         complaints=tuple(complaints),
@@ -155,20 +155,18 @@ def read_bytes(raw: bytes, path: str) -> PolicyFile:
     if len(raw) > SIZE_MAX:
         raise bad_file(path, [Complaint(1, f"it is larger than {SIZE_MAX // 1024} KiB")])
     try:
-        return read(raw.decode(), path)
-    except UnicodeDecodeError as error:
-        raise bad_file(path, [Complaint(raw.count(b"\n", 0, error.start) + 1, "it is not UTF-8")]) from None
+        return read(text_of(raw), path)
+    except NoToml as none:
+        raise bad_file(path, [Complaint(none.line, none.what)]) from None
 
 
 def read(text: str, path: str) -> PolicyFile:
     """The policy in the text of a policy.toml. Raises BadPolicyFile with every complaint."""
     text = text.removeprefix("\ufeff")
     try:
-        document = tomllib.loads(text, parse_float=_exact)
-    except RecursionError:
-        raise bad_file(path, [Complaint(1, "it nests too deep")]) from None
-    except ValueError as error:
-        raise bad_file(path, [_no_toml(text, error)]) from None
+        document = parsed(text, _exact)
+    except NoToml as none:
+        raise bad_file(path, [Complaint(none.line, none.what)]) from None
     reader = _Reader(lines_of(text))
     found = reader.document(document, path)
     if reader.complaints:
@@ -181,18 +179,6 @@ def _exact(text: str) -> Decimal:
         return Decimal(text)
     except InvalidOperation:  # an exponent beyond all numbers: as a value it is refused wherever a number is asked
         return Decimal("NaN")
-
-
-_TOO_LONG = re.compile(r"[0-9_]{4000}")
-
-
-def _no_toml(text: str, error: ValueError) -> Complaint:
-    place = re.search(r" \(at (?:line (\d+), column \d+|end of document)\)", str(error))
-    if place is not None:
-        line = int(place[1]) if place[1] else text.rstrip("\n").count("\n") + 1
-        return Complaint(line, f"it is not TOML: {str(error)[: place.start()]}")
-    long = _TOO_LONG.search(text)  # Python reads no integer of that many digits, and says so without a line
-    return Complaint(text.count("\n", 0, long.start()) + 1 if long else 1, "a number is too long")
 
 
 # ---- what a key takes ------------------------------------------------------------------------------------------------

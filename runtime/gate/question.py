@@ -105,9 +105,16 @@ class Question(NamedTuple):
         return bool(self.debits or self.locks or self.breaker or self.refused) or self.ruling.verdict != ALLOW
 
 
+class Reason(NamedTuple):
+    """Why a person is asked. by: the limit or the rule that asks, the same however its words change."""
+
+    by: str
+    said: str
+
+
 class Verdict(NamedTuple):
-    """allow, ask or refuse. asks: why a person is asked. limits: those to declare anew in the same commit."""
+    """allow, ask or refuse. asks: why a person is asked."""
 
     verdict: str
     refusal: Refusal | None = None
-    asks: tuple[str, ...] = ()
+    asks: tuple[Reason, ...] = ()

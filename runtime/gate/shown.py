@@ -11,7 +11,7 @@ Pure: what is new about a request is asked in signing.py.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 from ..openings import when
@@ -46,13 +46,18 @@ def fields_of(args: Any, path: str = "") -> Iterator[Field]:
     if isinstance(args, dict) and isinstance(args.get("$"), str):
         yield from _tagged(args, path)
     elif isinstance(args, dict) and args:
-        for name, value in args.items():
-            yield from fields_of(value, f"{path}.{plain(name)}" if path else plain(name))
+        yield from _members(args.items(), path)
     elif isinstance(args, list) and args:
         for place, value in enumerate(args):
             yield from fields_of(value, f"{path}[{place}]")
     else:
         yield _leaf(args, path)
+
+
+def _members(pairs: Iterable[tuple[Any, Any]], path: str) -> Iterator[Field]:
+    for name, value in pairs:
+        said = plain(name) if isinstance(name, str) else next(_tagged(name, "")).value
+        yield from fields_of(value, f"{path}.{said}" if path else said)
 
 
 def _leaf(value: Any, path: str) -> Field:
@@ -67,14 +72,16 @@ def _leaf(value: Any, path: str) -> Field:
 
 def _tagged(value: Mapping[str, Any], path: str) -> Iterator[Field]:
     """What JSON cannot say by itself (values.py, and `bound` in approvals.py)."""
-    tag, held = value["$"], value.get("v")
-    if tag in ("dict", "record", "list", "set", "tuple"):
-        note = f"a {value['t']}" if tag == "record" else "" if tag == "dict" else f"a {tag}"
+    tag: str = value["$"]
+    held: Any = value.get("v")
+    if tag in ("record", "list", "set", "tuple"):
+        note = f"a {plain(value['t'])}" if tag == "record" else f"a {tag}"
         for field in fields_of(held, path):
             yield field._replace(note=field.note or note)
+    elif tag == "dict":  # its names are the caller's: a "$" among them is no tag
+        yield from _members(held.items(), path)
     elif tag == "pairs":
-        for name, one in held or ():
-            yield from fields_of(one, f"{path}.{_leaf_text(name)}" if path else _leaf_text(name))
+        yield from _members(held, path)
     elif tag == "large":
         said = f"{value['size']} bytes, not shown; SHA-256 {value['sha256']}"
         yield Field(path, said, "large", f"a large {value['type']}")
@@ -82,15 +89,13 @@ def _tagged(value: Mapping[str, Any], path: str) -> Iterator[Field]:
         yield Field(path, "•••", "secret", "a secret: not in the log, and not shown")
     elif tag == "escaped":
         yield Field(path, str(held), "text", "text in a form that looks like another; spelled out")
+    elif isinstance(held, dict):  # a number that is longer than any
+        yield from (field._replace(note=f"{tag}, {field.note}") for field in fields_of(held, path))
     else:
         yield Field(path, plain(held if isinstance(held, str) else json.dumps(held)), _TAGS.get(tag, "text"), tag)
 
 
 _TAGS = {"decimal": "number", "int": "number", "float": "number"}
-
-
-def _leaf_text(name: Any) -> str:
-    return str(name["v"]) if isinstance(name, dict) else plain(name)
 
 
 def about(request: Mapping[str, Any]) -> Iterator[Field]:

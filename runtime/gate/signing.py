@@ -9,24 +9,29 @@ could have changed. Whoever comes second is told who was first; whoever comes to
 A no needs a name and no key: it is the safe direction. A yes needs what the request asks. Breaking the glass sets aside
 how strong the evidence is, which role, and how many people; it never does without a key where a keyring is founded, and
 it leaves a review for somebody else.
+
+`weigh` holds every rule that a decision can be asked by itself. It is asked when one is handed in, and again, of the
+vote's own record, when the approval is spent: what is written into the log past this door is worth no more for it.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from shlex import quote
 from typing import TYPE_CHECKING, Any, NamedTuple
+from weakref import WeakKeyDictionary
 
 import msgspec
 
 from ...store.chain import Draft
 from ...store.clock import Now
 from ...store.entry import unfinished
-from ...store.errors import BadValue, NotFound, Refused
+from ...store.errors import BadValue, Malformed, NotFound, Refused
 from ...store.log import Log, Record
 from ..facts import body, fact
 from ..openings import blob_at, known_as, raw_fields, when
-from ..plain import plain
+from ..plain import blank, named, plain
 from ..values import decode, encode
 from . import ceremonies, keyring
 from .approvals import (
@@ -40,6 +45,7 @@ from .approvals import (
     SAID,
     SPENT,
     SUPERSEDED,
+    VOTES_MAX,
     WITHDRAWN,
     Approvals,
     Asked,
@@ -50,10 +56,11 @@ from .approvals import (
     same_person,
     standing,
 )
+from .cast import check_decision, counts, proof_in
 from .clock import SLACK_US, behind_us
 from .keyring import Ring, header_id
 from .levels import FILE, LEVELS, NAMED, VERIFIED
-from .proof import Credential, Unproven, Verified, level_of, verify
+from .proof import Credential, Unproven, Verified, level_of
 from .shown import PARTIES, Field, about, fields_of, headline
 from .statement import check_code, decision, request_digest
 
@@ -66,13 +73,16 @@ if TYPE_CHECKING:
 APPROVER = "approver"
 SEEN_BEFORE = 5_000
 """So many of the newest records are looked through for earlier calls of the same tool."""
+KEPT = 100
+"""Of so many requests a process remembers what is new about them."""
 AGAIN = 8
 """How often a decision is checked anew because the keyring moved while it was."""
 
 
 class Review(NamedTuple):
     """A request as a person has to see it. fields: the arguments; about: everything else that is signed. need: how many
-    people, have: how many have said yes; approve, deny: the bytes to sign. Times: microseconds, `left_ms` lived."""
+    people, have: how many have said yes; approve, deny, glass: the bytes to sign. Times: microseconds, `left_ms` lived.
+    """
 
     item: str
     saga: str
@@ -97,6 +107,7 @@ class Review(NamedTuple):
     voted: tuple[tuple[str, str, str], ...]
     approve: bytes
     deny: bytes
+    glass: bytes
     requester: str
     on_behalf_of: str
     break_glass: bool
@@ -152,10 +163,11 @@ def person_id(engine: Engine, name: str) -> str:
 
 def able(ring: Ring, level: int, roles: Collection[str]) -> bool:
     """Whether any enrolled key could give a yes at this level in one of these roles."""
-    return not ring.frozen and bool(_allowed(ring, level, roles))
+    return not ring.frozen and bool(allowed(ring, level, roles))
 
 
-def _allowed(ring: Ring, level: int, roles: Collection[str]) -> tuple[Credential, ...]:
+def allowed(ring: Ring, level: int, roles: Collection[str]) -> tuple[Credential, ...]:
+    """The enrolled keys that could."""
     return tuple(
         key for key in ring.credentials.values() if _best(key) >= level and _has_role(ring, key, roles)
     )  # fmt: skip
@@ -180,32 +192,69 @@ def verified(engine: Engine, ring: Ring, asked: Asked, text: bytes) -> frozenset
 
 
 def _holds(engine: Engine, ring: Ring, asked: Asked, request: Mapping[str, Any], seq: int) -> bool:
-    """One vote, from its record: the right person, not the one who asks, a live key, a proof that is good enough."""
+    """One vote, from its record: a decision that the door would take now, and whose header says what it shows."""
     record = engine.log.record(seq)
-    entry, fields = record.entry, raw_fields(record.blob)
-    by = vote_told(engine.log, seq)[0]
-    if not by or person_id(engine, by) != entry.person or _requester(request, by):
-        return False
-    glass = entry.out == BREAK_GLASS
-    if not entry.credential:
-        return _named_is_enough(ring, asked, request, glass)
-    proof = msgspec.json.decode(fields["proof"]) if "proof" in fields else {}
-    credential = ring.credentials.get(str(proof.get("credential", "")))
-    if credential is None or header_id(credential.id) != entry.credential or not same_person(credential.person, by):
-        return False
+    entry = record.entry
     try:
-        shown = _verify(ring, credential, proof, asked.request, APPROVE, 0)
-    except Unproven as unproven:
-        if unproven.code == "es256_extra_missing":
+        claim = _claim_in(record)
+        weighed = weigh(ring, asked, request, claim)
+    except (Refused, BadValue, Malformed, msgspec.MsgspecError) as wrong:
+        if isinstance(wrong, Unproven) and wrong.code == "es256_extra_missing":
             raise
         return False
-    return glass or (level_of(credential, shown) >= each(asked.level) and _role_fits(ring, credential, request))
+    shown = (person_id(engine, weighed.name), weighed.credential_id, weighed.level)
+    return bool(claim.by) and shown == (entry.person, entry.credential, entry.level)
 
 
-def _named_is_enough(ring: Ring, asked: Asked, request: Mapping[str, Any], glass: bool) -> bool:
-    if glass:
-        return not ring.founded
-    return each(asked.level) == NAMED and not request.get("roles")
+def _claim_in(record: Record) -> Claim:
+    """A decision as its record has it. Whoever names a key without a proof shows an empty one."""
+    fields, entry = raw_fields(record.blob), record.entry
+    by, reason = (_text_in(fields.get(name)) for name in ("by", "reason"))
+    return Claim(entry.out, by, proof_in(record) or ({} if entry.credential else None), reason)
+
+
+def _text_in(raw: bytes | None) -> str:
+    said = decode(msgspec.json.decode(raw)) if raw is not None else ""
+    return said if isinstance(said, str) else ""
+
+
+class Claim(NamedTuple):
+    """A decision as somebody hands it in, or as a record has it. out: one of VERDICTS; proof: None where no key
+    signed; by may be left out where one did."""
+
+    out: str
+    by: str
+    proof: Mapping[str, Any] | None
+    reason: str = ""
+
+
+class Weighed(NamedTuple):
+    """A decision that may count: whose it is, by which key (None: a name), how strong, and how far the key counted."""
+
+    name: str
+    credential: Credential | None
+    level: int
+    counter: int
+
+    @property
+    def credential_id(self) -> str:
+        """The key as headers have it; empty for none."""
+        return header_id(self.credential.id) if self.credential else ""
+
+
+def weigh(ring: Ring, asked: Asked, request: Mapping[str, Any], claim: Claim) -> Weighed:
+    """Whether a decision may count, by every rule but what others have decided and how far the key had counted before.
+
+    Raises BadValue, Unproven, and Refused: credential_unknown, other_person, ring_frozen, requester, no_break_glass,
+    role_missing, level_too_low.
+    """
+    if claim.out == BREAK_GLASS and blank(claim.reason):
+        raise BadValue("Breaking the glass needs a reason.", next="Pass --reason TEXT.")
+    credential = _credential(ring, claim.proof) if claim.proof is not None else None
+    name = _person(credential, claim.by)
+    if claim.out != DENY:
+        _may_say_yes(ring, credential, request, name, claim.out)
+    return _evidence(ring, asked, request, claim, name, credential)
 
 
 def _role_fits(ring: Ring, credential: Credential, request: Mapping[str, Any]) -> bool:
@@ -214,16 +263,6 @@ def _role_fits(ring: Ring, credential: Credential, request: Mapping[str, Any]) -
 
 def _requester(request: Mapping[str, Any], by: str) -> bool:
     return any(same_person(by, str(request.get(name, ""))) for name in ("requester", "on_behalf_of"))
-
-
-def _verify(
-    ring: Ring, credential: Credential, proof: Mapping[str, Any], request: str, verdict: str, counter: int,
-    verification: bool = False,
-) -> Verified:  # fmt: skip
-    return verify(
-        credential, proof, decision(request, verdict), origins=frozenset(ring.settings.origins),
-        rp_id=ring.settings.rp_id, algs=frozenset(ring.settings.algs), counter=counter, verification=verification,
-    )  # fmt: skip
 
 
 # ---- what a person sees ---------------------------------------------------------------------------------------------
@@ -261,7 +300,7 @@ def review(kit: AgentKit, item: Item | str) -> Review:
         headline=headline(request),
         fields=tuple(fields_of(request["args"])),
         about=tuple(about(request)),
-        remarks=tuple(_remarks(kit, asked, request)),
+        remarks=_remarks(kit.log, asked, request),
         created=asked.at,
         expires=asked.at + asked.within_ms * 1000,
         left_ms=left_ms(asked, lived),
@@ -270,10 +309,11 @@ def review(kit: AgentKit, item: Item | str) -> Review:
         level=each(asked.level),
         level_word=LEVELS[each(asked.level)][0],
         roles=roles,
-        credentials=_allowed(ring, max(FILE, each(asked.level)), roles),
-        voted=tuple(_voted(kit.log, asked)),
+        credentials=allowed(ring, max(FILE, each(asked.level)), roles),
+        voted=tuple(_voted(kit.log, asked, frozenset() if asked.over else dead)),
         approve=decision(asked.request, APPROVE),
         deny=decision(asked.request, DENY),
+        glass=decision(asked.request, BREAK_GLASS),
         requester=plain(request.get("requester", "")),
         on_behalf_of=plain(request.get("on_behalf_of", "")),
         break_glass=bool(request.get("break_glass", True)),
@@ -300,14 +340,29 @@ def dead_votes(kit: AgentKit, asked: Asked) -> frozenset[int]:
     return _dead(kit.engine, keyring.read(kit.log), Subject("", asked, text))
 
 
-def _voted(log: Log, asked: Asked) -> Iterator[tuple[str, str, str]]:
+def _voted(log: Log, asked: Asked, dead: frozenset[int]) -> Iterator[tuple[str, str, str]]:
     for vote in asked.votes:
-        yield plain(vote_told(log, vote.seq)[0]), vote.out, LEVELS[vote.level][0]
+        if vote.seq not in dead:
+            yield plain(vote_told(log, vote.seq)[0]), vote.out, LEVELS[vote.level][0]
 
 
-def _remarks(kit: AgentKit, asked: Asked, request: Mapping[str, Any]) -> Iterator[str]:
+_remarked: WeakKeyDictionary[Log, dict[str, tuple[str, ...]]] = WeakKeyDictionary()
+
+
+def _remarks(log: Log, asked: Asked, request: Mapping[str, Any]) -> tuple[str, ...]:
+    """What is new about it. What came before it stays as it is: a page that looks every second reads that once."""
+    kept = _remarked.setdefault(log, {})
+    found = kept.get(asked.request)
+    if found is None:
+        for old in list(kept)[: max(0, len(kept) - KEPT + 1)]:
+            kept.pop(old, None)
+        found = kept[asked.request] = tuple(_new_in(log, asked, request))
+    return found
+
+
+def _new_in(log: Log, asked: Asked, request: Mapping[str, Any]) -> Iterator[str]:
     """What is new about it, against the calls of the same tool that this device knows."""
-    before = _earlier(kit.log, asked)
+    before = _earlier(log, asked)
     if not before:
         yield f"The first call of {plain(asked.tool)} among the newest {SEEN_BEFORE} records."
         return
@@ -406,7 +461,8 @@ def _past(kit: AgentKit, record: Record) -> Asked:
 
 
 class Ballot(NamedTuple):
-    """A decision that was checked against the keyring with this head. dead: votes before it that do not count."""
+    """A decision that was checked against the keyring with this head. dead: votes before it that do not count; counted:
+    how far headers say that its key had counted; known: the votes that were looked at."""
 
     subject: Subject
     out: str
@@ -415,13 +471,15 @@ class Ballot(NamedTuple):
     level: int
     credential: str
     counter: int
+    counted: int
     head: str
     dead: frozenset[int]
+    known: frozenset[int]
     openings: tuple[bytes, ...]
 
 
 class Moved(Refused):
-    """The keyring changed while a decision was checked against it."""
+    """The keyring, or what else its person or its key has said, changed while a decision was checked."""
 
     code = "keyring_moved"
 
@@ -441,61 +499,64 @@ def vote(
 
     Raises BadValue, NotFound, Unproven, and Refused: decided, expired, withdrawn, superseded (somebody or something was
     first), requester, other_person, level_too_low, role_missing, credential_unknown, ring_frozen, clock_went_back,
-    no_break_glass, already_voted.
+    no_break_glass, already_voted, too_many_votes.
     """
-    out = _verdict(verdict, reason, break_glass)
+    out = _verdict(verdict, break_glass)
     subject = _subject(kit, item, verdict)
     for _ in range(AGAIN):
         ring = keyring.read(kit.log)
-        dead = _dead(kit.engine, ring, subject)
+        dead = _dead(kit.engine, ring, _current(kit, subject))
         late = _late(kit, subject, out, dead)
         try:
-            ballot = _checked(kit, subject, ring, dead, out, by, proof, note, reason)
+            ballot = _checked(kit, _current(kit, subject), ring, dead, Claim(out, by, proof, reason), note)
         except (Refused, BadValue) as wrong:
             if late is not None:
                 raise late from None
             if wrong.code == "counter_went_back" and proof is not None:
-                _quarantine(kit, str(proof.get("credential", "")), wrong)
+                _went_back(kit, _current(kit, subject), ring, dead, out, proof, wrong)
             raise
         try:
             return _cast(kit, ballot)
         except Moved:
             kit.log.refresh()
-    raise Refused("The keyring keeps changing.", next="Decide again in a moment.", code="keyring_moved")
+    raise Refused("The log keeps changing.", next="Decide again in a moment.", code="keyring_moved")
 
 
-def _verdict(verdict: str, reason: str, break_glass: bool) -> str:
+def _current(kit: AgentKit, subject: Subject) -> Subject:
+    """The subject with its votes of now."""
+    return subject._replace(asked=kit.engine.state.approvals.requests.get(subject.asked.request, subject.asked))
+
+
+def _verdict(verdict: str, break_glass: bool) -> str:
     if verdict not in (APPROVE, DENY):
         raise BadValue(f"{verdict!r} is no decision.", next="approve or deny.")
     if not break_glass:
         return verdict
     if verdict == DENY:
         raise BadValue("The glass is broken to let something happen; a no needs none of it.", next="Deny it plainly.")
-    if not isinstance(reason, str) or not reason.strip():
-        raise BadValue("Breaking the glass needs a reason.", next="Pass --reason TEXT.")
     return BREAK_GLASS
 
 
 def _checked(
-    kit: AgentKit, subject: Subject, ring: Ring, dead: frozenset[int], out: str, by: str,
-    proof: Mapping[str, Any] | None, note: str, reason: str,
+    kit: AgentKit, subject: Subject, ring: Ring, dead: frozenset[int], claim: Claim, note: str
 ) -> Ballot:  # fmt: skip
     """A decision that may count, by the rules in their order."""
-    request, asked = subject.request, subject.asked
-    if out != DENY:
+    asked, proof, reason = subject.asked, claim.proof, claim.reason.strip() if claim.reason else ""
+    if claim.out != DENY:
         _not_before(kit)
-    credential = _credential(ring, proof) if proof is not None else None
-    name = _person(credential, by)
-    if out != DENY:
-        _may_say_yes(ring, credential, request, name, out)
-    level, counter = _evidence(kit, ring, credential, proof, asked, out)
+    weighed = weigh(ring, asked, subject.request, claim)
+    person, known = person_id(kit.engine, weighed.name), frozenset(vote.seq for vote in asked.votes)
+    _not_again(asked, person, weighed.name, claim.out, dead)
+    counted = kit.engine.state.keys.counters.get(weighed.credential_id, 0)
+    if weighed.credential is not None:
+        keyring.check_counter(kit.log, ring, weighed.credential, weighed.counter)
     openings = (
         body(proof=encode(dict(proof))) if proof is not None else b"",
-        body(by=encode(name), note=encode(note) if note else b"", reason=encode(reason.strip()) if reason else b""),
+        body(by=encode(weighed.name), note=encode(note) if note else b"", reason=encode(reason) if reason else b""),
     )
     return Ballot(
-        subject, out, name, person_id(kit.engine, name), level, header_id(credential.id) if credential else "",
-        counter, ring.head, dead, openings,
+        subject, claim.out, weighed.name, person, weighed.level, weighed.credential_id, weighed.counter, counted,
+        ring.head, dead, known, openings,
     )  # fmt: skip
 
 
@@ -523,8 +584,6 @@ def _credential(ring: Ring, proof: Mapping[str, Any]) -> Credential:
 
 def _person(credential: Credential | None, by: str) -> str:
     """Whose decision it is. A key says so itself."""
-    from ..inbox import named
-
     if credential is None:
         return named(by)
     if by and not same_person(by, credential.person):
@@ -556,28 +615,36 @@ def _may_say_yes(ring: Ring, credential: Credential | None, request: Mapping[str
         raise Refused(f"This key has not the role {wanted}.", next="Use one that has.", code="role_missing")
 
 
+def _not_again(asked: Asked, person: str, name: str, out: str, dead: frozenset[int]) -> None:
+    """A person decides once; a vote that does not hold is none of theirs. Asked before how far the key has counted: an
+    answer that is handed in twice is no sign of a copied key."""
+    if asked.voted(person, out, dead):
+        raise Refused(
+            f"{name} has decided on this already.", next="Another person decides.", code="already_voted"
+        )  # fmt: skip
+    if out != DENY and asked.full(person):
+        raise Refused(
+            f"{VOTES_MAX} votes that do not hold stand under the name {name} already.",
+            next="Find out who writes them: `amends doctor`. Deny this, and ask again.",
+            code="too_many_votes",
+        )
+
+
 def _evidence(
-    kit: AgentKit, ring: Ring, credential: Credential | None, proof: Mapping[str, Any] | None, asked: Asked, out: str
-) -> tuple[int, int]:
-    """What a decision rests on: the level, and how far the key has counted. Raises Unproven, Refused."""
+    ring: Ring, asked: Asked, request: Mapping[str, Any], claim: Claim, name: str, credential: Credential | None
+) -> Weighed:
+    """What a decision rests on. Raises Unproven, Refused."""
+    out, proof = claim.out, claim.proof
     least = each(asked.level) if out == APPROVE else FILE if out == BREAK_GLASS and ring.founded else NAMED
     if credential is None or proof is None:
-        if out != DENY and (least > NAMED or (out == APPROVE and _roles(kit, asked))):
+        if out != DENY and (least > NAMED or (out == APPROVE and request.get("roles"))):
             raise _too_low(asked, least, NAMED)
-        return NAMED, 0
-    counted = ring.counter(credential.id, kit.engine.state.keys)
-    shown = _verify(
-        ring, credential, proof, asked.request, DENY if out == DENY else APPROVE, counted, least >= VERIFIED
-    )
+        return Weighed(name, None, NAMED, 0)
+    shown = check_decision(credential, ring.settings, proof, asked.request, out, least >= VERIFIED)
     level = level_of(credential, shown)
     if level < least:
         raise _too_low(asked, least, level)
-    return level, shown.counter
-
-
-def _roles(kit: AgentKit, asked: Asked) -> bool:
-    text = request_text(kit.log, asked)
-    return bool(text and json.loads(text).get("roles"))
+    return Weighed(name, credential, level, shown.counter)
 
 
 def _too_low(asked: Asked, least: int, level: int) -> Refused:
@@ -595,9 +662,33 @@ def _too_low(asked: Asked, least: int, level: int) -> Refused:
     )
 
 
-def _quarantine(kit: AgentKit, credential: str, wrong: Refused | BadValue) -> None:
-    """A key that counted back has been copied, or somebody plays an old answer again: it is not asked any more."""
-    ceremonies.quarantine(kit, credential, wrong.message)
+def _went_back(
+    kit: AgentKit, subject: Subject, ring: Ring, dead: frozenset[int], out: str, proof: Mapping[str, Any],
+    wrong: Refused | BadValue,
+) -> None:  # fmt: skip
+    """A key that counted back has been copied, and is not asked any more; but for an answer that it may have given
+    earlier, and that was only brought back late."""
+    credential = _credential(ring, proof)
+    kit.log.refresh()
+    person = person_id(kit.engine, credential.person)
+    _not_again(_current(kit, subject).asked, person, credential.person, out, dead)  # handed in twice at once
+    if not _signed_earlier(kit, subject.asked, ring, credential, proof, out):
+        ceremonies.quarantine(kit, credential.id, wrong.message)
+
+
+def _signed_earlier(
+    kit: AgentKit, asked: Asked, ring: Ring, credential: Credential, proof: Mapping[str, Any], out: str
+) -> bool:
+    """Whether a key can have made this proof before its newest votes: it had counted less far when it was asked, and
+    has shown this very count nowhere else. What it signed of the keyring is taken for earlier."""
+    before, since = max(credential.counter, ring.counters.get(credential.id, 0)), {0}  # 0: it does not count
+    for seq, counter in counts(kit.log, credential, ring.settings):
+        if seq < asked.seq:
+            before = max(before, counter)
+        else:
+            since.add(counter)
+    shown = check_decision(credential, ring.settings, proof, asked.request, out)
+    return shown.counter > before and shown.counter not in since
 
 
 # ---- committing it --------------------------------------------------------------------------------------------------
@@ -619,11 +710,11 @@ def _cast(kit: AgentKit, ballot: Ballot) -> Receipt:
         current = state.approvals.requests.get(asked.request)
         said = standing(state.approvals, asked.request, now.lived, ballot.dead) if current else asked.over or WITHDRAWN
         counts = current is not None and _takes(ballot.out, said)
-        if current is not None and counts and current.voted(ballot.person, ballot.out):
-            raise Refused(f"{ballot.by} has decided on this already.", next="Another person decides.",
-                          code="already_voted")  # fmt: skip
-        if ballot.counter and ballot.counter <= state.keys.counters.get(ballot.credential, 0):
-            raise Unproven("counter_went_back", credential=ballot.credential)
+        if current is not None and counts and _said_since(current, ballot):
+            raise Moved("The person has said something else.")
+        counted = state.keys.counters.get(ballot.credential, 0)
+        if counted != ballot.counted and ballot.counter <= counted:
+            raise Moved("The key has counted on.")  # whether it has, its votes tell, outside
         told[:] = ["" if counts else said]
         return [_draft(ballot, told[0])]
 
@@ -632,6 +723,11 @@ def _cast(kit: AgentKit, ballot: Ballot) -> Receipt:
         late = _late(kit, ballot.subject, ballot.out, ballot.dead)
         raise late or Refused("It was decided already.", next="Run `amends inbox`.", code="decided")
     return _receipt(kit, ballot, entry.seq)
+
+
+def _said_since(asked: Asked, ballot: Ballot) -> bool:
+    """Whether there is a vote under this person's name that nobody has looked at."""
+    return any(vote.person == ballot.person and vote.seq not in ballot.known for vote in asked.votes)
 
 
 def _draft(ballot: Ballot, late: str) -> Draft:
@@ -671,8 +767,8 @@ def _late(kit: AgentKit, subject: Subject, out: str, dead: frozenset[int]) -> Re
     said = standing(view, asked.request, kit.log.now().lived, dead) if known else asked.over or WITHDRAWN
     if known and _takes(out, said):
         return None
-    show = f"`amends show {known_as(kit.log, asked.saga)}` tells the rest."
-    first = first_words(kit.log, asked, said)
+    show = f"`amends show {quote(known_as(kit.log, asked.saga))}` tells the rest."
+    first = first_words(kit.log, asked, said, frozenset() if asked.over else dead)
     if first:
         return Refused(first, next=show, code="decided")
     return Refused(_ENDED[said], next=show, code=said if said in _ENDED else "decided")
@@ -685,10 +781,10 @@ _ENDED = {
 }
 
 
-def first_words(log: Log, asked: Asked, said: str) -> str:
+def first_words(log: Log, asked: Asked, said: str, dead: frozenset[int] = frozenset()) -> str:
     """Who was first, where a person was; empty where the question ended in another way."""
     outs = {DENIED: (DENY,), APPROVED: (APPROVE, BREAK_GLASS), SPENT: (APPROVE, BREAK_GLASS)}.get(said, ())
-    decisive = [vote for vote in asked.votes if vote.out in outs]
+    decisive = [vote for vote in asked.votes if vote.out in outs and vote.seq not in dead]
     if not decisive:
         return ""
     vote = decisive[0] if said == DENIED else decisive[-1]
@@ -703,10 +799,8 @@ def first_words(log: Log, asked: Asked, said: str) -> str:
 
 def close_review(kit: AgentKit, seq: int, by: str, reason: str) -> None:
     """Say, in another person's name, that a broken glass (the vote in this record) was looked at. Raises Refused."""
-    from ..inbox import named
-
     name = named(by)
-    if not reason or not reason.strip():
+    if blank(reason):
         raise BadValue("Closing a review needs a reason.", next="Pass --reason TEXT.")
     person = person_id(kit.engine, name)
 

@@ -111,7 +111,7 @@ def parse_key(blob: bytes) -> Key:
     rest = _Reader(blob, "bad_key")
     type = rest.text()
     if type not in (PLAIN.encode(), TOUCHED.encode()):
-        raise Unproven("alg_not_allowed", repr(type)[2:60])
+        raise Unproven("alg_not_allowed", repr(type)[2:-1][:60])
     public = rest.text()
     application = rest.text() if type == TOUCHED.encode() else b""
     rest.end()

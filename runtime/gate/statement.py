@@ -6,9 +6,10 @@ signature under an approval can never add a key, nor one under another product a
 
     amends/approval/1 NUL {"kind":"approval-decision","request":"<64 hex>","v":1,"verdict":"approve"}
 
-The verdict stands inside: a signed "deny" is not an "approve" in other hands. The request stands inside by its hash,
-and its nonce with it, so that no two requests are ever signed by the same bytes. SSH and raw keys sign the bytes as
-they are; a WebAuthn key signs their SHA-256 as its challenge, which is computed here and never taken from the client.
+The verdict stands inside: a signed "deny" is not an "approve" in other hands, nor is an "approve" a "break_glass". The
+request stands inside by its hash, and its nonce with it, so that no two requests are ever signed by the same bytes. SSH
+and raw keys sign the bytes as they are; a WebAuthn key signs their SHA-256 as its challenge, which is computed here and
+never taken from the client.
 
 Why not normalise what is not canonical: an argument that was changed on the way to the signature is another argument.
 """
@@ -26,7 +27,7 @@ from ...store.errors import BadValue
 
 APPROVAL_TAG = b"amends/approval/1\0"
 KEYRING_TAG = b"amends/keyring/1\0"
-APPROVE, DENY = VERDICTS = ("approve", "deny")
+APPROVE, DENY, BREAK_GLASS = VERDICTS = ("approve", "deny", "break_glass")
 
 INTEGER_MAX = (1 << 53) - 1
 DEPTH_MAX = 64
@@ -79,7 +80,7 @@ def request_digest(text: bytes) -> str:
 
 
 def decision(request: str, verdict: str) -> bytes:
-    """The bytes to sign for a verdict, approve or deny, on the request with this digest. Raises BadValue."""
+    """The bytes to sign for a verdict, one of VERDICTS, on the request with this digest. Raises BadValue."""
     if not isinstance(request, str) or not _DIGEST.fullmatch(request):
         raise BadValue(f"{request!r} is no digest of a request: 64 hex digits are.")
     if verdict not in VERDICTS:

@@ -21,8 +21,11 @@ from ...store.clock import Now
 from ...store.entry import Entry
 from ...store.errors import BadValue, Illegal, NotFound
 from ..facts import body, fact
+from ..openings import scope_known_as
+from ..plain import blank, named
 from ..saga import Saga, settled
 from ..values import encode
+from .limits import span
 from .question import Question, Refusal
 
 if TYPE_CHECKING:
@@ -55,11 +58,15 @@ class Lever(msgspec.Struct, array_like=True, frozen=True):
         """Milliseconds for which it still holds; None for one without an end."""
         return max(0, self.lived + self.within_ms - now.lived) if self.within_ms else None
 
+    def over(self, lived: int) -> bool:
+        """Whether it has run out."""
+        return bool(self.within_ms) and lived >= self.lived + self.within_ms
+
 
 class Switches:
-    """The levers that are set, in the order in which they were."""
+    """The levers that are set, in the order in which they were. One that has run out is dropped with a later fact."""
 
-    KINDS = ("switch.set", "switch.lifted")
+    KINDS = ("switch.set", "switch.lifted", "saga.ended")
 
     def __init__(self) -> None:
         self.levers: dict[int, Lever] = {}
@@ -68,16 +75,20 @@ class Switches:
         if entry.kind == "switch.lifted":
             if entry.ref not in self.levers:
                 raise Illegal(f"There is no lever at record {entry.ref} to lift.")
-        elif entry.out not in MODES or not _valid(entry.target, entry.out):
+        elif entry.kind == "switch.set" and (entry.out not in MODES or not _valid(entry.target, entry.out)):
             raise Illegal(f"{entry.out} {entry.target} is no lever. {GRAMMAR}")
 
     def fold(self, entry: Entry, lived: int, state: State) -> None:
-        if entry.kind == "switch.lifted":
-            del self.levers[entry.ref]
+        if not self.levers and entry.kind != "switch.set":
             return
-        self.levers[entry.seq] = Lever(
-            entry.seq, entry.out, entry.target, entry.at, lived, entry.within_ms, bool(entry.undo)
-        )
+        lifted = entry.ref if entry.kind == "switch.lifted" else 0
+        # A new dict each time: other threads may be looking at the old one.
+        left = {seq: lever for seq, lever in self.levers.items() if seq != lifted and not lever.over(lived)}
+        if entry.kind == "switch.set":
+            left[entry.seq] = Lever(
+                entry.seq, entry.out, entry.target, entry.at, lived, entry.within_ms, bool(entry.undo)
+            )
+        self.levers = left
 
     def active(self, now: Now) -> list[Lever]:
         """The levers that hold now."""
@@ -97,7 +108,7 @@ def check_switch(state: State, question: Question, now: Now) -> Refusal | None:
         if _covers(lever.target, question.tool, question.tags, sagas) and (
             lever.mode != DRAIN or _began_after(state, question, lever)
         ):
-            return _refusal(lever, now)
+            return _refusal(lever, question, now)
     return None
 
 
@@ -122,12 +133,14 @@ def _began_after(state: State, question: Question, lever: Lever) -> bool:
     return root is None or root.opened_seq > lever.seq
 
 
-def _refusal(lever: Lever, now: Now) -> Refusal:
-    left = lever.left(now)
-    until = "until a person lifts it" if left is None else f"for {_span(left)} more"
+def _refusal(lever: Lever, question: Question, now: Now) -> Refusal:
+    left, where = lever.left(now), lever.target
+    if where.startswith("saga:"):  # its header id says nothing to whoever reads this
+        where = "this saga" if where == f"saga:{question.saga}" else "the saga that this one belongs to"
+    until = "until a person lifts it" if left is None else f"for {span(left)} more"
     return Refusal(
         CODES[lever.mode],
-        f"{lever.mode.capitalize()} on {lever.target}: {MODES[lever.mode]}, {until}.",
+        f"{lever.mode.capitalize()} on {where}: {MODES[lever.mode]}, {until}.",
         "Do not try again before that; `amends status` says who set it and why.",
         {"mode": lever.mode, "scope": lever.target, "record": lever.seq, "retry_after_ms": left},
     )
@@ -237,7 +250,8 @@ def set_switch(
 
 
 def lift(kit: AgentKit, scope: str | None, *, by: str, reason: str) -> list[Set]:
-    """Lift every lever of a scope (None: all of them) in a person's name. Raises NotFound if none is set there."""
+    """Lift every lever of a scope (None: all of them) in a person's name; one that has run out is left out. Raises
+    NotFound if none holds there."""
     target = None if scope is None else _resolved(kit, scope_of(scope))
     opening = _told(by, reason)
     lifted: list[Set] = []
@@ -245,7 +259,7 @@ def lift(kit: AgentKit, scope: str | None, *, by: str, reason: str) -> list[Set]
     def decide(state: State, now: Now) -> Sequence[Draft]:
         lifted[:] = [
             Set(lever.seq, lever.mode, lever.target)
-            for lever in state.switches.levers.values()
+            for lever in state.switches.active(now)
             if target is None or lever.target == target
         ]
         return [fact("switch.lifted", opening, ref=each.record, up=True) for each in lifted]
@@ -253,7 +267,9 @@ def lift(kit: AgentKit, scope: str | None, *, by: str, reason: str) -> list[Set]
     kit.log.commit(decide)
     if not lifted:
         raise NotFound(
-            f"Nothing is set on {scope or 'this device'}.", next="`amends status` lists what is set.", code="no_lever"
+            f"Nothing is set on {scope or 'this device'}, or it has run out.",
+            next="`amends status` lists what is set.",
+            code="no_lever",
         )
     return lifted
 
@@ -271,12 +287,20 @@ def _resolved(kit: AgentKit, scope: str) -> str:
         raise NotFound(f"There is no saga {name!r}.", next="`amends ps` lists them.") from None
 
 
+def typed(kit: AgentKit, target: str) -> str:
+    """The scope of a lever as a person can type it: with the id that its saga was given, where that is found by it."""
+    shown = scope_known_as(kit.log, target)
+    try:
+        return shown if _resolved(kit, scope_of(shown)) == target else target
+    except (BadValue, NotFound):
+        return target
+
+
 def _told(by: str, reason: str) -> bytes:
-    if not isinstance(by, str) or not by.strip():
-        raise BadValue("A named person pulls a lever.", next="Pass --by NAME.")
-    if not isinstance(reason, str) or not reason.strip():
+    name = named(by)
+    if blank(reason):
         raise BadValue("A lever needs a reason.", next="Pass --reason TEXT.")
-    return body(by=encode(by.strip()), reason=encode(reason.strip()))
+    return body(by=encode(name), reason=encode(reason.strip()))
 
 
 def _milliseconds(seconds: float | None) -> int:
@@ -285,10 +309,3 @@ def _milliseconds(seconds: float | None) -> int:
     if isinstance(seconds, bool) or not isinstance(seconds, (int, float)) or not 0.001 <= seconds <= 10 * 365 * 86400:
         raise BadValue(f"{seconds!r}: a time from a millisecond to ten years is asked.", next="Write --for 2h.")
     return int(seconds * 1000)
-
-
-def _span(ms: int) -> str:
-    for unit, size in (("d", 86_400_000), ("h", 3_600_000), ("min", 60_000), ("s", 1000)):
-        if ms >= size:
-            return f"{ms // size} {unit}"
-    return f"{ms} ms"

@@ -1,8 +1,8 @@
-"""On which line each key of a TOML text stands, so that a complaint can point at it.
+"""On which line each key of a TOML text stands, and on which it is no TOML, so that a complaint can point at it.
 
-`tomllib` reads the values and says no word about lines once it is content. This reads the same text a second time, for
-the places alone: it knows strings, comments, tables, arrays and inline tables, and understands no value. It is only
-shown text that tomllib has accepted.
+`tomllib` reads the values and says no word about lines once it is content. `lines_of` reads the same text a second
+time, for the places alone: it knows strings, comments, tables, arrays and inline tables, and understands no value. It
+is only shown text that tomllib has accepted.
 """
 
 from __future__ import annotations
@@ -10,7 +10,8 @@ from __future__ import annotations
 import re
 import tomllib
 from bisect import bisect_right
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from typing import Any
 
 Path = tuple[str | int, ...]
 """Keys and, inside an array, positions from 0: ("rules", 1, "when", "arg")."""
@@ -22,6 +23,42 @@ _STRING = re.compile(
     r'"""(?:[^\\]|\\.)*?"""(?:"{0,2})|' r"'''.*?'''(?:'{0,2})|" r'"(?:[^"\\\n]|\\.)*"|' r"'[^'\n]*'", re.DOTALL
 )
 _ATOM = re.compile(r"[^,\]}#\n]*")
+_TOO_LONG = re.compile(r"[0-9_]{4000}")
+
+
+class NoToml(ValueError):
+    """A text that is no TOML: on which line, and why."""
+
+    def __init__(self, line: int, what: str) -> None:
+        super().__init__(line, what)
+        self.line, self.what = line, what
+
+
+def text_of(raw: bytes) -> str:
+    """The text in the bytes of a file. Raises NoToml."""
+    try:
+        return raw.decode()
+    except UnicodeDecodeError as error:
+        raise NoToml(raw.count(b"\n", 0, error.start) + 1, "it is not UTF-8") from None
+
+
+def parsed(text: str, number: Callable[[str], Any] = float) -> dict[str, Any]:
+    """What a text says. number: reads what has a fraction or an exponent. Raises NoToml."""
+    try:
+        return tomllib.loads(text, parse_float=number)
+    except RecursionError:
+        raise NoToml(1, "it nests too deep") from None
+    except ValueError as error:
+        raise _no_toml(text, error) from None
+
+
+def _no_toml(text: str, error: ValueError) -> NoToml:
+    place = re.search(r" \(at (?:line (\d+), column \d+|end of document)\)", str(error))
+    if place is not None:
+        line = int(place[1]) if place[1] else text.rstrip("\n").count("\n") + 1
+        return NoToml(line, f"it is not TOML: {str(error)[: place.start()]}")
+    long = _TOO_LONG.search(text)  # Python reads no integer of that many digits, and says so without a line
+    return NoToml(text.count("\n", 0, long.start()) + 1 if long else 1, "a number is too long")
 
 
 def lines_of(text: str) -> Mapping[Path, int]:

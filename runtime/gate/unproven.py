@@ -17,7 +17,7 @@ REASONS: dict[str, tuple[str, str]] = {
     "bad_proof": ("the proof lacks a field, has one too many, or is too long", _AGAIN),
     "bad_base64url": ("a field of the proof is not base64url without padding", _AGAIN),
     "other_credential": ("it was made by another key than it names", _AGAIN),
-    "alg_not_allowed": ("the keyring does not allow this key's algorithm", "Enrol a key that can do Ed25519 (-8)."),
+    "alg_not_allowed": ("the keyring does not allow this key's algorithm", "Enrol an Ed25519 key."),
     "es256_extra_missing": (
         "this key signs with ES256, and this device cannot check that",
         "Install `amends[passkeys]` here, or use an Ed25519 key.",

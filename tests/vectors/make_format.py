@@ -316,13 +316,13 @@ def request(saga: str) -> dict[str, Any]:
 
 
 def approval() -> dict[str, Any]:
-    """A request, what names it, what SSH and raw keys sign of either decision, and the challenge of WebAuthn keys."""
+    """A request, what names it, what SSH and raw keys sign of each decision, and the challenge of WebAuthn keys."""
     text = canonical(request(b32(sha256(b"two").digest(), 26)))
     digest = sha256(text.encode()).hexdigest()
     signed = {
         verdict: b"amends/approval/1\0"
         + canonical({"kind": "approval-decision", "request": digest, "v": 1, "verdict": verdict}).encode()
-        for verdict in ("approve", "deny")
+        for verdict in ("approve", "deny", "break_glass")
     }
     return {
         "request": text,

@@ -35,7 +35,7 @@ def decision(verdict: str) -> bytes:
     return b"amends/approval/1\0" + json.dumps(said, sort_keys=True, separators=(",", ":")).encode()
 
 
-APPROVE, DENY = decision("approve"), decision("deny")
+APPROVE, DENY, GLASS = decision("approve"), decision("deny"), decision("break_glass")
 PASSKEY, SSH, SK, RAW = (SigningKey(bytes([number]) * 32) for number in (1, 2, 3, 4))
 NAME = b64u(bytes(range(16)))
 
@@ -132,6 +132,10 @@ def cases() -> list[dict[str, Any]]:
         case("no counter", key, passkey(counter=0), "accepted", [True, True, 0]),
         case("the browser adds a member", key, passkey(other="x"), "accepted", [True, True, 1]),
         case("a deny", key, passkey(DENY), "accepted", [True, True, 1], signed=DENY),
+        case("a broken glass", key, passkey(GLASS), "accepted", [True, True, 1], signed=GLASS),
+        case("an approve is no broken glass", key, passkey(), "challenge_mismatch", signed=GLASS),
+        case("a file's approve is no broken glass", file, raw(), "bad_signature", signed=GLASS),
+        case("a broken glass is no approve", key, passkey(GLASS), "challenge_mismatch"),
         case("a deny is no approve", key, passkey(DENY), "challenge_mismatch"),
         case("another ceremony", key, passkey(type="webauthn.create"), "wrong_type"),
         case("another port", key, passkey(origin="http://amends.localhost:8800"), "origin_not_allowed"),

@@ -63,8 +63,10 @@ export async function follow(heard, state, signal) {
       const response = await fetch("/api/live", { headers: headers(), cache: "no-store", signal });
       if (!response.ok) await answer(response);
       state("live");
-      pause = 500;
-      await events(response.body, heard);
+      await events(response.body, (name, data) => {
+        if (name !== "trouble") pause = 500; // what is in trouble is asked less and less often
+        heard(name, data);
+      });
       state("off");
     } catch (error) {
       if (signal.aborted) return;

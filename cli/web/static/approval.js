@@ -235,7 +235,8 @@ function decide(state, request, code, tell, typed) {
 
   function done(receipt) {
     const verb = receipt.verdict === "deny" ? "denied" : "approved";
-    const now = { approved: "It goes on.", denied: "It does not happen.", pending: `${receipt.have} of ${receipt.need} have said yes; it waits for the others.` };
+    const stuck = receipt.in_the_way || [];
+    const now = { approved: stuck.length ? `That is recorded, and it does not go on now: ${visible(stuck.join(" "))}` : "It goes on.", denied: "It does not happen.", pending: `${receipt.have} of ${receipt.need} have said yes; it waits for the others.` };
     end();
     state.countdown.stop();
     document.getElementById("left").textContent = verb;

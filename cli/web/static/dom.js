@@ -14,8 +14,8 @@ export function el(tag, attributes, ...children) {
 }
 
 // Control, format (bidirectional ones among them), surrogate, private and unassigned characters, separators, every space
-// that is not the plain one, and letters that show as nothing.
-const HARMFUL = /[\p{Cc}\p{Cf}\p{Cs}\p{Co}\p{Cn}\p{Zl}\p{Zp}\u00a0\u1680\u2000-\u200a\u202f\u205f\u3000\u115f\u1160\u17b4\u17b5\u2800\u3164\uffa0\ufe00-\ufe0f\u{e0100}-\u{e01ef}\u034f]/u;
+// that is not the plain one, and letters and marks that show as nothing: the ones of runtime/plain.py.
+const HARMFUL = /[\p{Cc}\p{Cf}\p{Cs}\p{Co}\p{Cn}\p{Zl}\p{Zp}\u00a0\u1680\u2000-\u200a\u202f\u205f\u3000\u034f\u115f-\u1160\u17b4-\u17b5\u180b-\u180f\u2800\u3164\ufe00-\ufe0f\uffa0\u{16fe4}\u{1d159}\u{e0100}-\u{e01ef}]/u;
 const SHORT = { "\n": "\\n", "\r": "\\r", "\t": "\\t" };
 
 export function escaped(letter) {

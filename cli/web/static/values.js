@@ -5,6 +5,7 @@ import { el, mixed, visible } from "./dom.js";
 const LONG = 64; // characters; longer ones are read as prose
 
 const WORDS = ["decimal", "int", "float", "datetime", "date", "uuid"];
+const LONG_TOO = [...WORDS, "tuple", "set"]; // what is too large to be shown stands inside their tag
 
 function text(value) {
   const long = value.length > LONG || value.includes("\n");
@@ -13,24 +14,25 @@ function text(value) {
   return shown;
 }
 
-function tagged(value) {
-  const { $: tag, v } = value;
+function tagged(one) {
+  const { $: tag, v } = one;
+  if (LONG_TOO.includes(tag) && v && v.$ === "large") return large(v);
   if (WORDS.includes(tag)) return [el("span", { class: "number" }, visible(v))];
   if (tag === "bytes") return [el("span", { class: "dim" }, "bytes, base64 "), el("span", { class: "text" }, visible(v))];
   if (tag === "secret") return [el("span", { class: "dim" }, "a secret, not kept (fingerprint "), visible(v), ")"];
-  if (tag === "manifest" || tag === "large") return large(value);
+  if (tag === "manifest" || tag === "large") return large(one);
   if (tag === "escaped") return [el("span", { class: "text" }, visible(v)), el("span", { class: "tag ask" }, "spelled out: it looks like another text")];
-  if (tag === "pairs") return [el("dl", { class: "values" }, v.map(([name, one]) => [el("dt", null, value(name)), el("dd", null, value(one))]))];
+  if (tag === "pairs") return [el("dl", { class: "values" }, v.map(([name, held]) => [el("dt", null, value(name)), el("dd", null, value(held))]))];
   if (tag === "dict") return fields(v);
-  if (tag === "record") return [el("span", { class: "dim" }, visible(value.t)), fields(v)];
+  if (tag === "record") return [el("span", { class: "dim" }, visible(one.t)), fields(v)];
   if (tag === "tuple" || tag === "set") return list(v);
-  return fields(value);
+  return fields(one);
 }
 
-function large(value) {
+function large(one) {
   return [
-    el("span", { class: "dim" }, `${value.size} bytes, SHA-256 `),
-    el("span", { class: "text" }, visible(value.sha256)),
+    el("span", { class: "dim" }, `${one.size} bytes, SHA-256 `),
+    el("span", { class: "text" }, visible(one.sha256)),
   ];
 }
 
