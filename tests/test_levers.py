@@ -468,6 +468,9 @@ def test_a_lever_is_told_with_what_lifts_it(device: Path) -> None:
     [
         (("halt",), 2, "usage"),
         (("halt", "--by", "a", "--reason", "x", "--for", "soon"), 2, "usage"),
+        (("halt", "--by", "a", "--reason", "x", "--for", "\u0663s"), 2, "usage"),
+        (("halt", "--by", "a\u200b", "--reason", "x"), 2, "bad_name"),
+        (("halt", "--by", "a", "--reason", "\u200b"), 2, "bad_value"),
         (("halt", "tol:x", "--by", "a", "--reason", "x"), 2, "bad_scope"),
         (("quarantine", "nobody", "--by", "a", "--reason", "x"), 2, "not_found"),
         (("resume", "--by", "a", "--reason", "x"), 2, "no_lever"),
