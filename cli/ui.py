@@ -19,8 +19,6 @@ from typing import Any, NamedTuple
 
 import click
 
-from ..runtime.plain import plain
-
 
 class Session:
     """What was said before the verb or after it. parsed: whether all of it has been read; verb: "" where there is none
@@ -136,7 +134,12 @@ class Verbs(click.Group):
 
 def clean(text: object) -> str:
     """A text without control, bidirectional and invisible characters: they are written as escapes."""
-    return plain(text)
+    said = str(text)
+    if said.isascii() and said.isprintable():
+        return said
+    from ..runtime.plain import plain  # not for those who only ask for the version
+
+    return plain(said)
 
 
 class Word(NamedTuple):

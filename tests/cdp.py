@@ -196,7 +196,7 @@ class Page:
 
     def fill(self, selector: str, text: str) -> None:
         """Type into a field, in place of what is in it."""
-        self.js(f"document.querySelector({json.dumps(selector)}).focus()")
+        self.until(f"(() => {{ const e = document.querySelector({json.dumps(selector)}); e?.focus(); return !!e }})()")
         self.js("document.activeElement.select?.()")
         self.call("Input.insertText", text=text)
 
