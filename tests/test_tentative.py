@@ -406,10 +406,14 @@ class Deaths:
         return self.mortals.run(role="holder", home=self.home, url=self.ledger.url, saga=name, kill=kill, **script)
 
     def recover(self, most: int) -> None:
-        for _ in range(most):
+        for n in range(most):
             pick = self.random.choice
-            kill: dict[str, Any] = {"commit": self.random.randint(1, 7), "when": pick(("before", "after"))}
-            if self.random.random() < 0.5:
+            sure = n < 3  # its first commit comes whatever is left to do
+            kill: dict[str, Any] = {
+                "commit": 1 if sure else self.random.randint(1, 7),
+                "when": pick(("before", "after")),
+            }
+            if not sure and self.random.random() < 0.5:
                 kill = {"call": f"{pick(('confirm', 'cancel'))} r{pick((1, 2))}", "when": pick(("before", "answered"))}
             if self.mortals.run(role="recover", home=self.home, kill=kill) != KILLED:
                 break
