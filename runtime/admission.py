@@ -14,7 +14,7 @@ from ..store.chain import Draft
 from ..store.clock import Now
 from ..store.errors import Refused
 from ..store.log import FILED
-from .asking import Answered, ask, spend, waiting
+from .asking import Answered, ask, refused, spend, waiting
 from .drive import Drive
 from .facts import body, fact
 from .gate.limits import declares, uses
@@ -23,7 +23,7 @@ from .gate.pipeline import judge
 from .gate.question import ALLOW, ASK, REFUSE, Question, Refusal, Verdict
 from .gate.switch import check_switch
 from .state import State
-from .values import encode, fitting
+from .values import encode
 
 if TYPE_CHECKING:
     from .engine import Run
@@ -68,7 +68,7 @@ class Admission:
                 if self.waited:
                     refusal = overdue(refusal)
                     self.verdict = verdict._replace(refusal=refusal)
-            return self.run.facts(refused(self.run, question, self.number, refusal))(state, now)
+            return self.run.facts(refused(self.run, question, self.number, refusal.code, refusal.said))(state, now)
         return () if verdict.verdict == ASK else self._allowed(state, now)
 
     def _waits(self, state: State, now: Now, refusal: Refusal) -> Sequence[Draft]:
@@ -108,20 +108,6 @@ class Admission:
         return Draft(intent.kind, fields, openings, intent.up or timed)
 
 
-def refused(run: Run, question: Question, number: int, refusal: Refusal) -> Draft:
-    """The fact of a refusal."""
-    return fact(
-        "step.refused",
-        body(reason=encode(fitting(run.hush(refusal.said)))),
-        step=number,
-        tool=question.tool,
-        sem=question.sem,
-        why=refusal.code,
-        policy=question.policy,
-        up=True,
-    )
-
-
 def said(refusal: Refusal) -> Refused:
     """A refusal as its caller hears it."""
     facts: Mapping[str, Any] = refusal.facts
@@ -135,7 +121,7 @@ async def at_once(drive: Drive, run: Run, call: Call, question: Question) -> Non
     state: State = run.engine.state
     refusal = check_switch(state, question, log.now()) if state.switches.levers else None
     if refusal is not None:
-        await drive.commit(log, run.facts(refused(run, question, call.number, refusal)), FILED)
+        await drive.commit(log, run.facts(refused(run, question, call.number, refusal.code, refusal.said)), FILED)
         raise said(refusal)
 
 

@@ -267,7 +267,7 @@ async def _refuse_if_nobody_can(drive: Drive, run: Run, call: Call, question: Qu
     """A question that no enrolled key can answer is refused at once, and nobody is woken."""
     refusal = _unanswerable(call, tier, keyring.read(run.engine.log))
     if refusal is not None:
-        await drive.commit(run.engine.log, run.facts(_refusal(call, question, refusal.code, refusal.said)))
+        await drive.commit(run.engine.log, run.facts(refused(run, question, call.number, refusal.code, refusal.said)))
         raise Refused(refusal.said, next=refusal.next, code=refusal.code)
 
 
@@ -283,13 +283,14 @@ def _unanswerable(call: Call, tier: Tier, ring: keyring.Ring) -> Refusal | None:
     )
 
 
-def _refusal(call: Call, question: Question, why: str, said: str, ref: int = 0) -> Draft:
+def refused(run: Run, question: Question, number: int, why: str, said: str, ref: int = 0) -> Draft:
+    """The fact of a refusal, without the secrets that were passed in. ref: the record of a no."""
     return fact(
         "step.refused",
-        body(reason=encode(fitting(said))),
-        step=call.number,
-        tool=call.tool,
-        sem=call.sem.value,
+        body(reason=encode(fitting(run.hush(said)))),
+        step=number,
+        tool=question.tool,
+        sem=question.sem,
         ref=ref,
         why=why,
         policy=question.policy,
@@ -343,9 +344,9 @@ def _counted(run: Run, call: Call, asked: Asked, text: bytes) -> Answered:
 
 async def _close(drive: Drive, run: Run, call: Call, question: Question, asked: Asked, said: str) -> None:
     """The question is over without a yes: record it where that is still to be done, and raise it."""
-    refused = _no(run, call, asked, said)
+    no = _no(run, call, asked, said)
     deny = next((vote.seq for vote in asked.votes if vote.out == "deny"), 0) if said == DENIED else 0
-    guarded = run.facts(_refusal(call, question, said, refused.message, deny))
+    guarded = run.facts(refused(run, question, call.number, said, no.message, deny))
 
     def decide(state: State, now: Now) -> Sequence[Draft]:
         saga = state.sagas.get(run.id)
@@ -358,7 +359,7 @@ async def _close(drive: Drive, run: Run, call: Call, question: Question, asked: 
     step = saga.steps.get(call.number) if saga else None
     if step is not None and step.state != REFUSED and not asked.over:
         await drive.commit(run.engine.log, decide)
-    raise refused
+    raise no
 
 
 def _no(run: Run, call: Call, asked: Asked, said: str) -> Refused:
