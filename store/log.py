@@ -75,7 +75,7 @@ class Log(Protocol):
         """Write what was appended."""
 
     def refresh(self) -> None:
-        """Fold what other processes have appended."""
+        """Fold what other processes have appended. Raises Closed."""
 
     def glance(self) -> None:
         """The same where it costs next to nothing: not while somebody commits, who does it anyway, and without writing
@@ -102,7 +102,8 @@ class Log(Protocol):
         """Sagas, newest first; `before` is the `first` of the last row of the page before."""
 
     def wait(self, size: int, timeout: float) -> bool:
-        """Wait until there are more than `size` entries, at most `timeout` seconds; say whether there are."""
+        """Wait until there are more than `size` entries, at most `timeout` seconds; say whether there are. Raises
+        Closed, also to whoever waits while the log is closed."""
 
     def image(self) -> tuple[bytes, bytes]:
         """The view and the chain as bytes, both of one moment (`View.dump`, `Chain.dump`)."""
@@ -207,7 +208,8 @@ class MemoryLog:
         pass
 
     def refresh(self) -> None:
-        pass
+        if self._closed:
+            raise Closed("This log is closed.")
 
     glance = refresh
 
@@ -245,6 +247,7 @@ class MemoryLog:
     def wait(self, size: int, timeout: float) -> bool:
         with self._grew:
             self._grew.wait_for(lambda: self.size > size or self._closed, timeout)
+            self.refresh()  # of a closed log nothing is to be waited for, and whoever waits in a loop is to hear it
             return self.size > size
 
     def head(self) -> tuple[int, bytes]:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 from collections.abc import Callable
 from hashlib import sha512
 from typing import Any
@@ -385,6 +386,27 @@ class LogContract:
             log.commit(facts(intended("a")))
         with pytest.raises(Closed):
             log.append(facts(intended("a")))
+        with pytest.raises(Closed):
+            log.refresh()
+        with pytest.raises(Closed):
+            log.wait(log.size, 5)
+
+    def test_whoever_waits_hears_that_the_log_is_closed(self, log: Any) -> None:
+        """Else whoever waits in a loop would go round and round, and take the interpreter from everybody else."""
+        heard: list[Any] = []
+
+        def work() -> None:
+            try:
+                heard.append(log.wait(log.size, 30))
+            except Closed as error:
+                heard.append(error)
+
+        thread = threading.Thread(target=work)
+        thread.start()
+        time.sleep(0.05)
+        log.close()
+        thread.join(20)
+        assert [type(one) for one in heard] == [Closed]
 
 
 class Keys:
