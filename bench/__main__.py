@@ -241,6 +241,26 @@ def verify_million(folder: Path, rounds: int) -> None:
     verify(folder, 1, 1_000_000)
 
 
+def certify(folder: Path, rounds: int) -> None:
+    for records, times in ((100_000, rounds), (1_000_000, 1)):
+        kept, _ = left_behind(fresh(folder), records)
+        found = compare([OURS], times, on(kept, "certify"))
+        heading(f"Certify a log of {records:,} records", f"{times} rounds; the rules alone, verify comes before")
+        say("rate", OURS.name, f"{shown(middle(column(found, OURS.name, 'certify', 'records_s')))} records/s")
+        peak = middle(column(found, OURS.name, "certify", "rss_mb"))
+        say("peak memory", OURS.name, f"{peak:.0f} MB", "goal <= 64 MB")
+
+
+def export(folder: Path, rounds: int) -> None:
+    for records, times in ((100_000, rounds), (1_000_000, 1)):
+        kept, _ = left_behind(fresh(folder), records)
+        found = compare([OURS], times, on(kept, "export"))
+        heading(f"Write a bundle of {records:,} records", f"{times} rounds; verify and certify come before")
+        say("rate", OURS.name, f"{shown(middle(column(found, OURS.name, 'export', 'records_s')))} records/s")
+        peak = middle(column(found, OURS.name, "export", "rss_mb"))
+        say("peak memory", OURS.name, f"{peak:.0f} MB", "goal <= 64 MB")
+
+
 # ---- the gate -------------------------------------------------------------------------------------------------------
 
 
@@ -306,6 +326,16 @@ def start(folder: Path, rounds: int) -> None:
         say(label, name, f"{middle(mine):.0f} ms", against)
 
 
+def compaction(folder: Path, rounds: int) -> None:
+    heading("Removing most of a log of a million records, while it is open", "one round each")
+    subprocess.run([sys.executable, HERE / "compaction.py", "1000000", str(fresh(folder))], check=True)
+
+
+def sealing(folder: Path, rounds: int) -> None:
+    heading("What a seal costs an opening", "processor time, the least of five")
+    subprocess.run([sys.executable, HERE / "sealing.py"], check=True)
+
+
 BENCHES = {
     "durable": Bench("G1", durable, True),
     "merged": Bench("G2", merged, True),
@@ -318,7 +348,11 @@ BENCHES = {
     "size": Bench("G11", size, False),
     "thread": Bench("G13", thread, False),
     "judge": Bench("the gate", judge, False),
+    "certify": Bench("6.7", certify, False),
+    "export": Bench("6.6", export, False),
     "million": Bench("G9", verify_million, False),
+    "compaction": Bench("6.4", compaction, False),
+    "sealing": Bench("6.5", sealing, False),
 }
 
 

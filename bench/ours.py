@@ -227,6 +227,35 @@ def verify() -> dict[str, float]:
     return {"records_s": verdict.size / took, "s": took, "rss_mb": rss()}
 
 
+def certify() -> dict[str, float]:
+    """Only the rules: what a certificate adds to `verify`, over the same records."""
+    from amends.runtime.certificate import entries_of
+    from amends.runtime.certify import judge as certified
+    from amends.store.evidence import Evidence
+
+    with Evidence(os.path.join(HOME, "amends.db")) as evidence:
+        began = time.perf_counter()
+        said = certified(entries_of(evidence))
+        took = time.perf_counter() - began
+        return {"records_s": evidence.size / took, "s": took, "rss_mb": rss(), "effects": said.counts.effects}
+
+
+def export() -> dict[str, float]:
+    """Only the writing of a bundle, openings and tiles included: what it adds to `verify` and `certify`."""
+    from amends.store import bundle
+
+    kit = open_kit()
+    log: Any = kit.log
+    key, told = log.identity, {"verdict": "INTACT", "level": "", "findings": [], "not_proved": []}
+    with bundle.cut(log) as (evidence, head):
+        content = bundle.Content(key.origin, key.log_key, key.export_key, key.export_seed, head, told, "bench", "plain")
+        began = time.perf_counter()
+        made = bundle.write(os.path.join(HOME, "bundle"), evidence, content)
+        took = time.perf_counter() - began
+    kit.close()
+    return {"records_s": made.size / took, "s": took, "rss_mb": rss()}
+
+
 def judge() -> dict[str, float]:
     """One call put to the gate, with so many limits that concern it and so many debits in their windows."""
     from amends.runtime.gate.limits import BudgetLimit, prepare
@@ -268,7 +297,13 @@ def rss() -> float:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / (1e6 if sys.platform == "darwin" else 1e3)
 
 
-ALONE: dict[str, Callable[[], dict[str, Any]]] = {"sweep": sweep, "verify": verify, "judge": judge}
+ALONE: dict[str, Callable[[], dict[str, Any]]] = {
+    "sweep": sweep,
+    "verify": verify,
+    "certify": certify,
+    "export": export,
+    "judge": judge,
+}
 WORK: dict[str, Callable[[AgentKit], Awaitable[dict[str, float]]]] = {
     "dur": durable, "raw2": raw, "rev": reversible, "reva": amortised, "saga5": sagas, "busy": busy, "size": size,
 }  # fmt: skip

@@ -118,6 +118,18 @@ def _told(document: dict[str, Any]) -> None:
     if not policy["broken"]:
         ui.say("policy    ", policy["digest"] or "none: irreversible steps need a person, nothing else is asked")
     ui.say("keys      ", *_keys(document["keyring"]))
+    if document["seal"]["key"] or document["seal"]["left"]:
+        ui.say("seal      ", *_seal(document["seal"]))
+
+
+def _seal(seal: dict[str, Any]) -> list[object]:
+    left = ui.Word(f"; {ui.count(seal['left'], 'record')} still to be gone through" if seal["left"] else "", "ask")
+    if not seal["key"]:
+        return ["it has ended", left]
+    missing = (
+        "" if seal["at_hand"] else ", which is not at hand: what records hold cannot be read, and nothing is undone"
+    )
+    return [f"under key {seal['key']}", ui.Word(missing, "bad"), left]
 
 
 def _listed(title: str, rows: list[list[object]]) -> None:

@@ -16,6 +16,7 @@ from ..runtime.gate.policy_file import Policy
 from ..runtime.handlers_file import load
 from ..runtime.hosts import Hosts, imported
 from ..runtime.kit import AgentKit
+from ..runtime.owner_key import owner_of
 from ..runtime.state import State
 from ..store.errors import YouErred
 from ..store.home import Home
@@ -25,6 +26,17 @@ from . import ui
 imports_option = click.option(
     "--import", "imports", multiple=True, metavar="MODULE|FILE",
     help="Handlers, in a process of their own; looked at before handlers.toml and what is recorded. Repeatable.",
+)  # fmt: skip
+
+
+def _take_key(context: click.Context, parameter: click.Parameter, value: str | None) -> None:
+    if value is not None:
+        ui.session(context).key = ui.utf8(value, context, parameter)
+
+
+key_option = click.option(
+    "--key", metavar="SOURCE", expose_value=False, callback=_take_key,
+    help="Where the key of a sealed log is: file:PATH, env:NAME, command:PROGRAM, keyring:SERVICE/NAME.",
 )  # fmt: skip
 
 
@@ -50,7 +62,7 @@ class Looking(AgentKit):
 
     def __init__(self, home: Home, warn: Callable[[str], None] = ui.warn) -> None:
         self.name, self.on_behalf_of, self.home, self.dead = "amends", "", home, []
-        log = open_log(home, State(), write=False, warn=warn)
+        log = open_log(home, State(), write=False, warn=warn, owner=owner_of(home, ui.session().key))
         identity: Any = log.identity
         self._hold(log, identity, Hosts(), Policy.watching(home.policy))
 
@@ -91,7 +103,7 @@ def looking() -> Iterator[Looking]:
 def acting(imports: Sequence[str] = ()) -> Iterator[AgentKit]:
     """The device's log, to write to; handlers of `imports` (modules or files) are found first."""
     found = existing()
-    kit = Acting("amends", home=found.path, warn=ui.warn)
+    kit = Acting("amends", home=found.path, warn=ui.warn, seal_key=ui.session().key)
     try:
         if imports:
             kit.hosts = hosts(found, imports)
@@ -113,7 +125,7 @@ def beginning() -> Iterator[AgentKit]:
 @contextmanager
 def steering() -> Iterator[AgentKit]:
     """The device's log, to set and lift levers."""
-    kit = Steering("amends", home=existing().path, warn=ui.warn)
+    kit = Steering("amends", home=existing().path, warn=ui.warn, seal_key=ui.session().key)
     try:
         yield kit
     finally:

@@ -1,4 +1,4 @@
-"""`verify` asks whether the log is what was written; `doctor` asks whether it could come to harm, or do none at all.
+"""`doctor` asks whether the device could come to harm, or do none at all (`verify` asks about the log).
 
 A check is one function and one line in the table: it answers with findings, each `ok`, `warn` or `bad`, a sentence, and
 what to do. Doctor changes nothing but one scratch file of its own, which it removes; the database is never opened
@@ -16,7 +16,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import click
 import msgspec
@@ -28,18 +28,20 @@ from ..runtime.gate import clock
 from ..runtime.gate.policy_file import Policy
 from ..runtime.hosts import Hosts
 from ..runtime.inverse import read
-from ..runtime.openings import blob_at, raw_fields, whole
-from ..runtime.state import State
+from ..runtime.openings import blob_at, raw_fields, when, whole
 from ..runtime.values import looks_like_secret
 from ..store.anchor import read_all
-from ..store.audit import verify as verify_log
 from ..store.errors import AmendsError, YouErred
 from ..store.home import Home, refusal
 from ..store.keys import Identity
-from ..store.sqlite import engine_version
+from ..store.sealing import left
+from ..store.sqlite import SqliteLog, engine_version
 from . import ui
 from .device import Looking, existing, home, steering
 from .device import hosts as hosts_of
+from .finding import Said
+from .log_health import grows, heads
+from .redact import in_the_way
 from .service_units import Daemon, unit
 
 SCANNED = 20_000
@@ -52,40 +54,7 @@ SLOW_DISK_S = 0.05
 QUICK_DISK_S = 0.00003
 
 
-# ---- verify ---------------------------------------------------------------------------------------------------------
-
-
-@click.command(cls=ui.Verb, name="verify")
-@click.argument("path", required=False, type=click.Path(path_type=Path))
-def verify(path: Path | None) -> int:
-    """Check that the log is what was written. PATH is a home folder or a database file; the home by default."""
-    verdict = verify_log(path if path is not None else home(), view_factory=State)
-    if ui.session().as_json:
-        ui.emit(verdict.to_json())
-        return verdict.exit
-    ui.say(
-        ui.Word(verdict.verdict, "good" if not verdict.exit else "bad"),
-        f"  {verdict.size} records, level: {verdict.level}, root {verdict.root[:16]}…",
-    )
-    for finding in verdict.findings:
-        where = f"record {finding.seq}: " if finding.seq >= 0 else ""
-        ui.say(ui.Word(f"{finding.code} ", "bad"), where, finding.reason)
-    for text in verdict.not_proved:
-        ui.say(ui.Word("not proved: ", "dim"), text)
-    if verdict.exit:
-        ui.say("Next: keep the file as it is, and compare it with a copy or a peer that you trust.", err=True)
-    return verdict.exit
-
-
 # ---- doctor ---------------------------------------------------------------------------------------------------------
-
-
-class Said(NamedTuple):
-    """One finding: level `ok`, `warn` (worth knowing) or `bad` (needs you), a sentence, what to do about it."""
-
-    level: str
-    text: str
-    next: str = ""
 
 
 class Patient:
@@ -284,6 +253,18 @@ def _log(patient: Patient) -> Iterator[Said]:
         yield Said("ok", f"{patient.kit.log.size} records, SQLite {engine_version()}")
 
 
+def _erasing(patient: Patient) -> Iterator[Said]:
+    """What was redacted, compacted or forgotten, and may still be found in the file."""
+    kit = patient.kit
+    if kit is None or not kit.log.keeping.unfinished:
+        return
+    erasure = kit.log.erasure()
+    pins = {"pins": [pin._asdict() for pin in erasure.pins], "pins_told": erasure.told}
+    since = when(kit.log.record(kit.log.keeping.erasing - 1).entry.at)
+    next = "It is finished by itself once they are gone, by the daemon or whoever writes next."
+    yield Said("warn", f"erasing since {since}: {in_the_way(pins)}.", next)
+
+
 def _sagas(patient: Patient) -> Iterator[Said]:
     """What nobody drives, what needs a person, and every pending compensation that no host can run."""
     kit = patient.kit
@@ -308,11 +289,12 @@ def _handlers(patient: Patient) -> Iterator[Said]:
     except AmendsError as error:
         yield Said("bad", error.message, error.next)
         return
-    pending, homeless = 0, False
+    pending, homeless, sealed = 0, False, 0
     try:
         for saga, step in unwinding_order(list(kit.engine.state.sagas.values())):
             recorded = read(blob_at(kit.log, step.inverse_seq)) if step.inverse_seq else None
             if recorded is None or step.inv == "human":
+                sealed += bool(step.inverse_seq) and bool(kit.log.record(step.inverse_seq).withheld)
                 continue
             pending += 1
             where = f"step {step.number} {step.tool} of {saga.id[:8]}"
@@ -327,7 +309,11 @@ def _handlers(patient: Patient) -> Iterator[Said]:
                 yield Said("bad", text, f"Name one in {patient.home.handlers}.")
     finally:
         hosts.close()
-    if not homeless:
+    if sealed:
+        yield Said(
+            "warn", f"{ui.count(sealed, 'pending compensation')} under seal: without the key no host is looked for."
+        )
+    elif not homeless:
         yield Said("ok", f"{ui.count(pending, 'pending compensation')}, each with a host")
 
 
@@ -362,8 +348,9 @@ def _secrets(patient: Patient) -> Iterator[Said]:
     if kit is None:
         return
     seen: dict[str, int] = {}
-    long = 0
+    long = sealed = 0
     for record in whole(kit.log.records(max(0, kit.log.size - SCANNED))):
+        sealed += bool(record.withheld)
         for name, raw in raw_fields(record.blob).items() if record.blob else ():
             if len(raw) > LONGEST:
                 long += 1
@@ -376,7 +363,11 @@ def _secrets(patient: Patient) -> Iterator[Said]:
     if long:
         said = ui.count(long, "value is", "values are")
         yield Said("warn", f"{said} longer than {LONGEST >> 10} KiB, and not looked through for secrets.")
-    if not seen:
+    if sealed:
+        yield Said(
+            "warn", f"{ui.count(sealed, 'record is', 'records are')} under seal, and not looked through for secrets."
+        )
+    elif not seen:
         yield Said("ok", f"nothing in the newest {min(SCANNED, kit.log.size)} records looks like a secret")
 
 
@@ -393,17 +384,34 @@ def _suspicious(path: str, value: Any) -> Iterator[str]:
         yield from _suspicious(f"{path}.{key}", item)
 
 
-def _growth(patient: Patient) -> Iterator[Said]:
+def _seal(patient: Patient) -> Iterator[Said]:
+    """Whether arguments lie in plain text, and whether whoever starts here finds the key."""
     kit = patient.kit
-    if kit is None or not kit.log.size:
+    if kit is None or not isinstance(kit.log, SqliteLog):
         return
-    size = sum(path.stat().st_size for path in patient.home.path.glob("amends.db*"))
-    first, last = kit.log.record(0).entry.at, kit.log.record(kit.log.size - 1).entry.at
-    megabytes, days = size / (1 << 20), (last - first) / DAY_US
-    if days < 1:  # most of a young file is room that was made ahead: it says nothing about days to come
-        yield Said("ok", f"{megabytes:.1f} MB; how fast it grows can be told after a day")
+    seal, log = kit.log.keeping.seal, kit.log
+    if (count := left(log)) and seal:
+        yield Said("bad", f"{ui.count(count, 'record')} older than the seal still in plain text.",
+                   "Whoever has the log open for writing goes on by itself, as the daemon does.")  # fmt: skip
+    elif count:
+        yield Said("warn", f"{ui.count(count, 'record')} still under the seal that ended.")
+    if not seal:
+        yield Said("ok", "what records hold lies in plain text, mode 0600; `amends seal` encrypts it")
+    elif log.vault.has(seal):
+        yield Said("ok", f"sealed under key {seal}, which is at hand")
     else:
-        yield Said("ok", f"{megabytes:.1f} MB after {ui.count(round(days), 'day')}, {megabytes / days:.2f} MB a day")
+        refusal = log.vault.refusal(seal, log.keeping)
+        yield Said("bad", refusal.message.removesuffix(" Nothing was written."), refusal.next)
+
+
+def _growth(patient: Patient) -> Iterator[Said]:
+    if patient.kit is not None and patient.kit.log.size and isinstance(patient.kit.log, SqliteLog):
+        yield from grows(patient.home, patient.kit.log)
+
+
+def _head(patient: Patient) -> Iterator[Said]:
+    if patient.kit is not None and patient.kit.log.size and isinstance(patient.kit.log, SqliteLog):
+        yield from heads(patient.kit.log)
 
 
 def _told(patient: Patient) -> Iterator[Said]:
@@ -442,11 +450,14 @@ CHECKS: dict[str, Callable[[Patient], Iterator[Said]]] = {
     "clock": _clock,
     "keys": _keys,
     "log": _log,
+    "head": _head,
+    "erasing": _erasing,
     "sagas": _sagas,
     "handlers": _handlers,
     "policy": _policy,
     "told": _told,
     "service": _daemon,
+    "seal": _seal,
     "secrets": _secrets,
     "growth": _growth,
 }

@@ -28,7 +28,7 @@ _TIME = re.compile(r"([0-9]{1,12}(?:\.[0-9]{1,9})?)(ms|s|m|min|h|d)")
 _UNITS = {"ms": 0.001, "s": 1, "m": 60, "min": 60, "h": 3600, "d": 86400}
 
 
-def _duration(context: click.Context, parameter: click.Parameter, value: str | None) -> float | None:
+def duration(context: click.Context, parameter: click.Parameter, value: str | None) -> float | None:
     """Seconds of `90s`, `30m`, `2h`, `1d`. Raises click.BadParameter."""
     if value is None:
         return None
@@ -41,7 +41,7 @@ def _duration(context: click.Context, parameter: click.Parameter, value: str | N
 by_option = click.option("--by", metavar="NAME", required=True, help="Who decides.")
 reason_option = click.option("--reason", metavar="TEXT", required=True, help="Why.")
 for_option = click.option(
-    "--for", "seconds", metavar="TIME", callback=_duration, help="Lift it by itself after so long: 90s, 30m, 2h, 1d."
+    "--for", "seconds", metavar="TIME", callback=duration, help="Lift it by itself after so long: 90s, 30m, 2h, 1d."
 )
 
 

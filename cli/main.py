@@ -43,7 +43,21 @@ COMMANDS = {
     "policy": (".policy", "policy", "Say what the policy file holds agents to, and what is wrong with it."),
     "recoverd": (".recovery", "recoverd", "Undo what dead agents left."),
     "ui": (".serve", "page", "Open the local page: inbox, approvals, keys, sagas."),
-    "verify": (".doctor", "verify", "Check that the log is what was written."),
+    "reconcile": (".reconcile", "reconcile", "Ask the world whether effects are as the log says."),
+    "verify": (".verify", "verify", "Check that the log is what was written: a home, a file, a bundle, a disclosure."),
+    "certify": (".certify", "certify", "Say, signed, whether every effect is accounted for."),
+    "export": (".export", "export", "Hand out the log: a bundle to check, or CSV, JSON, OTLP, OCSF."),
+    "prove": (".proofs", "prove", "Disclose one saga, with proof that nothing of it is withheld."),
+    "check-proof": (".proofs", "check_proof", "Check what prove handed out."),
+    "redact": (".redact", "redact", "Destroy what a saga's records hold, and keep the records."),
+    "hold": (".redact", "hold", "Forbid to redact, compact or forget, or lift that."),
+    "compact": (".compact", "compact", "Remove records of settled sagas that are past retention."),
+    "seal": (".sealing", "seal", "Encrypt what records hold, under a key of yours."),
+    "unseal": (".sealing", "unseal", "Decrypt it again, in place."),
+    "rotate": (".sealing", "rotate", "Wrap the sagas' keys under another key of yours."),
+    "forget": (".sealing", "forget", "Destroy a saga's key: nobody can read it in any copy."),
+    "backup": (".backup", "backup", "Copy the home into one file, while agents run."),
+    "restore": (".backup", "restore", "Make a home of a backup, as a new incarnation."),
     "doctor": (".doctor", "doctor", "Look for what could go wrong on this device."),
     "service": (".service", "service", "Let the machine's own supervisor run the recovery daemon."),
     "completions": (".completions", "completions", "Print the completion script of a shell."),
@@ -53,7 +67,9 @@ COMMANDS = {
 BUG, INTERRUPTED = 70, 130
 FULL = (errno.ENOSPC, errno.EDQUOT)
 
-ONLY_SAY = frozenset({"ps", "show", "log", "inbox", "status", "verify", "doctor", "policy", "completions", ""})
+ONLY_SAY = frozenset(
+    {"ps", "show", "log", "inbox", "status", "verify", "check-proof", "doctor", "policy", "completions", ""}
+)
 """Verbs whose work is done when it has been read: with nothing written they have not done it. Of any other the work is
 done, and its exit code says so whatever became of the words."""
 

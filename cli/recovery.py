@@ -22,19 +22,22 @@ from ..runtime.daemon import LIVE, Swept, Watch, sweep
 from ..runtime.gate.policy_file import Policy
 from ..runtime.hosts import environment
 from ..runtime.kit import AgentKit
+from ..runtime.owner_key import owner_of
 from ..runtime.report import REASONS
 from ..runtime.state import State
 from ..store.errors import AmendsError
 from ..store.home import Home
 from ..store.identity import open_log
 from . import ui
-from .device import home, hosts, imports_option, looking
+from .device import home, hosts, imports_option, key_option, looking
 from .notify import ALIVE, READY, STOPPING, notify, watchdog_period
 
 FIRST_S = 10.0
 """Seconds that an agent waits for what earlier ones left; after that both go on side by side."""
 LAST_S = 15.0
 """Seconds that a running handler gets to end once the daemon is asked to stop; a supervisor kills after 20."""
+HEAR_S = 1.0
+"""Seconds after which a signal is heard that did not wake the main thread."""
 TWICE_S = 0.5
 """Within so many seconds a signal is the same one: one Ctrl-C reaches the single-file executable from the terminal, and
 again from its loader, which hands on what it gets."""
@@ -51,7 +54,7 @@ class Recovering(AgentKit):
     def __init__(self, home: Home, imports: Sequence[str] = (), warn: Callable[[str], None] = ui.warn) -> None:
         self.name, self.on_behalf_of, self.home, self.dead = "recoverd", "", home, []
         found = hosts(home, imports)
-        log = open_log(home, State(), warn=warn)
+        log = open_log(home, State(), warn=warn, owner=owner_of(home, ui.session().key))
         identity: Any = log.identity
         self._hold(log, identity, found, Policy.watching(home.policy))
 
@@ -60,6 +63,7 @@ class Recovering(AgentKit):
 @click.option("--once", is_flag=True, help="Undo everything that is due now, settle waits included, and end.")
 @click.option("--dry-run", is_flag=True, help="Tell what --once would do, and change nothing.")
 @imports_option
+@key_option
 def recoverd(once: bool, dry_run: bool, imports: tuple[str, ...]) -> int:
     """Undo what dead agents left. Without --once: wait for the next death, and undo it at once.
 
@@ -90,7 +94,7 @@ def _rehearse() -> int:
 
 def _once(kit: AgentKit) -> int:
     stop = threading.Event()
-    with _on_signal(stop.set, signal.SIGTERM, signal.SIGINT):
+    with on_signal(stop.set, signal.SIGTERM, signal.SIGINT):
         swept = sweep(kit, stop=stop)
     if ui.session().as_json:
         ui.emit(swept.to_json())
@@ -126,10 +130,11 @@ def _wait(kit: AgentKit) -> int:
         finally:
             ended.set()
 
-    with _on_signal(watch.stop, signal.SIGTERM, signal.SIGINT):
+    with on_signal(watch.stop, signal.SIGTERM, signal.SIGINT):
         thread = threading.Thread(target=work, name="amends-recoverd", daemon=True)
         thread.start()
-        while not watch.stopping.wait(3600) and not ended.is_set():
+        # A signal may reach the process by another thread: its handler runs on this one, but only once it wakes.
+        while not watch.stopping.wait(HEAR_S) and not ended.is_set():
             pass
         notify(STOPPING)
         if not ended.wait(LAST_S):
@@ -167,7 +172,7 @@ def _told(swept: Swept) -> None:
 
 
 @contextmanager
-def _on_signal(act: Callable[[], None], *numbers: int) -> Iterator[dict[int, float]]:
+def on_signal(act: Callable[[], None], *numbers: int) -> Iterator[dict[int, float]]:
     """Call `act` at the first of these signals; a later one of its kind has its own force again. Yields what came."""
     heard: dict[int, float] = {}
 
@@ -213,7 +218,7 @@ def _run(kit: AgentKit, command: Sequence[str]) -> int:
     stop = threading.Event()
     told: set[str] = set()
     first = threading.Thread(target=_recover, args=(kit, stop, told), name="amends-first", daemon=True)
-    with _on_signal(stop.set, signal.SIGINT, signal.SIGTERM) as heard:
+    with on_signal(stop.set, signal.SIGINT, signal.SIGTERM) as heard:
         first.start()
         first.join(FIRST_S)
         if heard:  # the agent was not started
@@ -222,7 +227,7 @@ def _run(kit: AgentKit, command: Sequence[str]) -> int:
     if first.is_alive():
         ui.warn("what earlier agents left takes longer to undo; it goes on beside this one")
     code = _child(kit, command)
-    with _on_signal(stop.set, signal.SIGINT, signal.SIGTERM):
+    with on_signal(stop.set, signal.SIGINT, signal.SIGTERM):
         first.join()
         _recover(kit, stop, told)
     return code

@@ -16,11 +16,12 @@ import click
 
 from ..runtime.config_file import LISTENED
 from ..runtime.daemon import left_alone
+from ..runtime.drift import DRIFT
 from ..runtime.follow import event_of
 from ..runtime.followup import Use, built_on, resolve
 from ..runtime.inbox import Item, commands, find, items, queue
 from ..runtime.kit import AgentKit
-from ..runtime.openings import known_as, when
+from ..runtime.openings import known_as, redacted, when
 from ..runtime.report import REASONS, RollbackReport, StepView
 from ..runtime.saga import Saga
 from ..runtime.step import ACCEPTED
@@ -29,7 +30,7 @@ from ..store.entry import Entry
 from ..store.errors import AmendsError
 from ..store.log import Record
 from . import telling, ui
-from .device import acting, imports_option, looking
+from .device import acting, imports_option, key_option, looking
 
 NOTHING, SOMETHING = 0, 1
 """Exit codes: nothing needs you, something does."""
@@ -62,12 +63,15 @@ by_option = click.option("--by", metavar="NAME", required=True, help="Who decide
     "--limit", type=click.IntRange(0), default=1000, show_default="1000", metavar="N",
     help="At most so many, newest first; 0 for all.",
 )  # fmt: skip
+@key_option
 def ps(every: bool, limit: int) -> None:
     """List sagas, newest first, and what became of them."""
     with looking() as kit:
         kit.log.refresh()
         stories: Iterator[Story] = Stories(kit).everything() if every else iter(Stories(kit))
-        rows = [story.row() for story in itertools.islice(stories, min(limit, sys.maxsize) or None)]
+        shown = list(itertools.islice(stories, min(limit, sys.maxsize) or None))
+        rows = [story.row() for story in shown]
+        sealed = {story.id for story in shown if story.root.records[0].withheld}
         if limit and len(rows) == limit and next(stories, None) is not None:
             ui.warn(f"older ones than these {limit} are not shown; --limit 0 shows all")
         dead = _warn_of_the_dead(kit)
@@ -80,7 +84,7 @@ def ps(every: bool, limit: int) -> None:
             [
                 (row["saga"], ui.word(row["outcome"]), row["steps"],
                  ui.Word(str(row["standing"]), "bad" if row["standing"] else ""), _seconds(row["started_at"]),
-                 row["name"] if row["name"] != row["saga"] else "")
+                 telling.SEALED if row["saga"] in sealed else row["name"] if row["name"] != row["saga"] else "")
                 for row in rows
             ],
         )  # fmt: skip
@@ -107,6 +111,7 @@ def _seconds(time: str) -> str:
 @click.command(cls=ui.Verb, name="show")
 @saga_argument
 @click.option("--why", is_flag=True, help="For each step what decided: semantics, person, handler, host.")
+@key_option
 def show(saga: str, why: bool) -> None:
     """Tell one saga's story: what was done, what was unknown, what was undone and by whom, and what stands."""
     with looking() as kit:
@@ -129,6 +134,9 @@ def show(saga: str, why: bool) -> None:
         for at, place, sentence in telling.events(story):
             ui.say(ui.Word(at[11:23], "dim"), "  ", f"{place}: " if place else "", sentence)
         _stands(kit, story)
+        _drifts(kit, story)
+        for line in telling.withheld(story.withheld):
+            ui.say(ui.Word("sealed: ", "ask"), line)
     return None
 
 
@@ -169,6 +177,14 @@ def _number(story: Story, one: StepStory) -> str:
     return f"{inside}{one.step.number}"
 
 
+def _drifts(kit: AgentKit, story: Story) -> None:
+    """What the world was found to say otherwise, with what settles it."""
+    for item in [item for item in _items_of(kit, story) if item.kind == DRIFT] if story.drifted else ():
+        place = f"step {item.step.number} {item.step.tool}. " if item.step else ""
+        ui.say(ui.Word("drift: ", "bad"), place, item.reason)
+        ui.say(ui.Word("needs you: ", "ask"), " or ".join(f"`{c}`" for c in commands(item)[:-1]))
+
+
 def _stands(kit: AgentKit, story: Story) -> None:
     if not story.standing and story.outcome not in ("waiting", "escalated"):
         accepted = [f"step {_number(story, one)} by {text_of(one.field('by', 'step.accepted'))}"
@@ -180,7 +196,7 @@ def _stands(kit: AgentKit, story: Story) -> None:
         return
     for one in story.standing:
         ui.say(ui.Word("stands: ", "bad"), f"step {_number(story, one)} {one.step.tool}, {one.state}")
-    for item in _items_of(kit, story):
+    for item in [item for item in _items_of(kit, story) if item.kind != DRIFT]:
         ui.say(ui.Word("needs you: ", "ask"), item.reason, " ", " or ".join(f"`{c}`" for c in commands(item)))
     if story.outcome == "interrupted" and not story.frozen:
         ui.say(telling.death(story))
@@ -199,6 +215,7 @@ def _items_of(kit: AgentKit, story: Story) -> list[Item]:
 @click.argument("saga", required=False, shell_complete=_sagas)
 @click.option("--follow", "-f", is_flag=True, help="Go on with what is appended, until interrupted.")
 @click.option("--since", type=click.IntRange(0), default=0, metavar="SEQ", help="Begin at this record.")
+@key_option
 def log(saga: str | None, follow: bool, since: int) -> None:
     """Print the records, oldest first; with --json one object a line, each with its openings."""
     with looking() as kit:
@@ -245,10 +262,13 @@ def _print(record: Record) -> None:
 
     if ui.session().as_json:
         openings = [msgspec.json.decode(line)[1] for line in (record.blob or b"").splitlines()]
-        return ui.emit({**msgspec.json.decode(record.line), "openings": openings}, line=True)
+        held: dict[str, Any] = {"withheld": record.withheld} if record.withheld else {}
+        held |= {"redacted": True} if redacted(record) else {}
+        return ui.emit({**msgspec.json.decode(record.line), "openings": openings, **held}, line=True)
     entry = record.entry
     part = "part {} of {}".format(*entry.part) if entry.part else ""
-    parts = [entry.tool, entry.handler, entry.out, entry.why, part]
+    lacks = telling.SEALED if record.withheld else telling.REDACTED if redacted(record) else ""
+    parts = [entry.tool, entry.handler, entry.out, entry.why, part, lacks]
     ui.say(
         ui.Word(f"{entry.seq:>6}  {when(entry.at)}  ", "dim"), f"{entry.kind:<15} ",
         f"{(entry.saga or entry.of)[:8]:<8} ", f"{entry.step or '':>3} ", " ".join(filter(None, parts)),
@@ -277,9 +297,10 @@ def _wanted(kit: AgentKit, kinds: frozenset[str]) -> list[dict[str, Any]]:
 @click.option("--timeout", type=float, callback=ui.seconds, metavar="SECONDS", help="With --wait: at most so long.")
 @click.option(
     "--kind", "kinds", multiple=True, metavar="KIND", callback=_kinds,
-    help="Only these: approval, escalated, stuck, review, resume, frozen, keys, or a kind as --json says it. "
+    help="Only these: approval, escalated, stuck, review, resume, frozen, drift, keys, or a kind as --json says it. "
     "Repeatable.",
 )  # fmt: skip
+@key_option
 def inbox(wait: bool, timeout: float | None, kinds: frozenset[str]) -> int:
     """List everything that needs a person, oldest first, with the commands that settle it. Exit 1 if there is any, 0 if
     there is nothing, also after --wait --timeout."""
@@ -309,6 +330,7 @@ def inbox(wait: bool, timeout: float | None, kinds: frozenset[str]) -> int:
 @by_option
 @click.option("--reason", required=True, metavar="TEXT", help="Why it may stand.")
 @imports_option
+@key_option
 def accept(item: str, by: str, reason: str, imports: tuple[str, ...]) -> None:
     """Account for what stands, in a person's name, and go on with what waited behind it. ITEM is its id in the inbox,
     or its saga."""
@@ -333,6 +355,7 @@ def _which(kit: AgentKit, item: Item) -> str:
 @click.argument("item")
 @by_option
 @imports_option
+@key_option
 def retry(item: str, by: str, imports: tuple[str, ...]) -> int:
     """Try an escalated saga again from where it stopped. ITEM is its id in the inbox, or its saga. Exit 1 if it still
     needs a person."""
@@ -353,6 +376,7 @@ def retry(item: str, by: str, imports: tuple[str, ...]) -> int:
 @click.option("--by", default="", metavar="NAME", help="Who decides.")
 @click.option("--reason", default="", metavar="TEXT", help="Why.")
 @imports_option
+@key_option
 def undo(saga: str, step: int | None, dry_run: bool, by: str, reason: str, imports: tuple[str, ...]) -> int:
     """Undo a committed saga, youngest step first. Exit 1 if something of it stands afterwards."""
     if dry_run:

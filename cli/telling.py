@@ -15,12 +15,13 @@ from ..runtime.gate.approvals import SAID
 from ..runtime.gate.levels import LEVELS, NAMED
 from ..runtime.gate.limits import span
 from ..runtime.inverse import Recorded, read
-from ..runtime.openings import raw_fields, when
+from ..runtime.openings import raw_fields, redacted, when
 from ..runtime.report import REASONS
 from ..runtime.step import ACCEPTED
 from ..runtime.story import CAUSES, StepStory, Story, Thread, text_of, value_of
 from ..runtime.values import Masked, Record, decode, is_manifest
 from ..store.entry import Entry
+from ..store.seal import FORGOTTEN, WITHHELD
 
 WIDE = 100
 """Characters of a value that a line shows."""
@@ -34,6 +35,8 @@ class Told(NamedTuple):
     entry: Entry
     fields: Mapping[str, bytes]
     inverse: Recorded | None
+    withheld: str = ""
+    redacted: bool = False
 
     def text(self, field: str) -> str:
         return cut(text_of(self.fields.get(field))).removesuffix(": ")
@@ -59,12 +62,15 @@ def events(story: Story) -> Iterator[tuple[str, str, str]]:
     """(time, whose step, sentence) of everything that is to be told, oldest first."""
     threads = [*story.earlier, story.root, *story.inner, *story.later]
     told = sorted(
-        (Told(story, thread, record.entry, raw_fields(record.blob), read(record.blob))
+        (Told(story, thread, record.entry, raw_fields(record.blob), read(record.blob), record.withheld,
+              redacted(record))
          for thread in threads for record in [*thread.records, *thread.votes]),
         key=lambda one: one.entry.seq,
     )  # fmt: skip
     for one in told:
         sentence = SENTENCES.get(one.entry.kind, _unknown_kind)(one)
+        if one.redacted and REDACTED not in sentence:
+            sentence = f"{sentence} {REDACTED}".strip()
         if sentence:
             yield when(one.entry.at), _place(one), sentence
 
@@ -168,7 +174,7 @@ _NOBODY_WAITS = "nobody waits for the answer now"
 
 
 def _decoded(value: Any) -> Any:
-    return f"(a value of {value.get('size')} bytes)" if is_manifest(value) else decode(value)
+    return f"(redacted: a value of {value.get('size')} bytes)" if is_manifest(value) else decode(value)
 
 
 def _inverse(inverse: Mapping[str, Any]) -> str:
@@ -190,7 +196,22 @@ def handler_call(name: str, recorded: Recorded | None) -> str:
 
 
 def _args(one: Told) -> str:
+    if one.withheld:
+        return f"{one.tool}{SEALED}"
+    if one.redacted and "args" not in one.fields:
+        return f"{one.tool}{REDACTED}"
     return call(one.tool, value_of(one.fields["args"]) if "args" in one.fields else {})
+
+
+def withheld(codes: Mapping[str, int]) -> Iterator[str]:
+    """What of a story cannot be read here, by the word that says why: how many records, why, and what to do."""
+    for code, count in codes.items():
+        held = f"{count} records hold" if count > 1 else "one record holds"
+        yield f"What {held} cannot be read: {WITHHELD[code]}{'' if code == FORGOTTEN else f'. {_SAY_KEY}'}"
+
+
+SEALED, REDACTED = "(sealed)", "(redacted)"
+_SAY_KEY = "--key SOURCE names the key"
 
 
 # ---- sentences ------------------------------------------------------------------------------------------------------

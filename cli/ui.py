@@ -22,9 +22,10 @@ import click
 
 class Session:
     """What was said before the verb or after it. parsed: whether all of it has been read; verb: "" where there is none
-    to run, as for --help."""
+    to run, as for --help; key: where the key of a sealed log is, "" where that was not said."""
 
     home: str | None = None
+    key: str = ""
     as_json: bool = False
     parsed: bool = False
     verb: str = ""
@@ -186,7 +187,7 @@ def say(*parts: object, err: bool = False) -> None:
     put("".join(painted(part, colour) for part in parts), err=err, colour=colour)
 
 
-def put(text: str, *, err: bool = False, colour: bool | None = None) -> None:
+def put(text: str | bytes, *, err: bool = False, colour: bool | None = None) -> None:
     """A text as it is, and a line feed. What standard output does not take is remembered; what standard error does not
     take can be said nowhere."""
     global _unsaid

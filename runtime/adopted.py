@@ -18,7 +18,10 @@ from ..store.errors import Malformed, NotFound
 from ..store.evidence import Evidence
 from ..store.home import new_id
 from ..store.log import Record
+from ..store.seal import is_sealed
+from ..store.sqlite import SqliteLog
 from ..store.squeeze import unshut
+from ..store.stubs import Stub
 from .carry import carry, completed
 from .facts import body, fact
 from .openings import blob_at, raw_fields
@@ -33,15 +36,22 @@ if TYPE_CHECKING:
 class Old:
     """The log of an incarnation that was given up, read once, folded as its device folded it."""
 
-    def __init__(self, path: str | os.PathLike[str], origin: str) -> None:
+    def __init__(self, path: str | os.PathLike[str], origin: str, log: SqliteLog) -> None:
         self.state = State()
         self._records: dict[int, Record] = {}
         chain = Chain(self.state)
         with Evidence(path) as evidence:
             for row in evidence.stored_of(origin):
+                if isinstance(row, Stub):  # nothing that was open is among those
+                    continue
                 entry = parse(row.line)
+                if entry.seq > chain.size:
+                    chain.skip(entry.seq, entry.prev)
                 chain.follow(entry, row.line)
-                self._records[row.seq] = Record(entry, row.line, unshut(row.blob or b"") or None)
+                blob, why = row.blob, ""
+                if blob is not None and is_sealed(blob):
+                    blob, why = log.open_cell(origin, entry, blob)
+                self._records[row.seq] = Record(entry, row.line, unshut(blob or b"") or None, why)
 
     def record(self, seq: int) -> Record:
         """One record. Raises NotFound."""
@@ -63,12 +73,13 @@ def carry_over(kit: AgentKit) -> list[str]:
     if kit.home is None or not kit.home.load_install().left:  # nearly every home: no record is read for it
         return []
     origin = follows(kit)
-    if not origin:
+    if not origin or kit.log.keeping.compacted:  # done at the first start, and what was made then may be removed since
         return []
     with Evidence(kit.home.db) as evidence:
         if origin not in evidence.origins():
             return []
-    old = Old(kit.home.db, origin)
+    assert isinstance(kit.log, SqliteLog)
+    old = Old(kit.home.db, origin, kit.log)
     known = {kit.log.record(row.first).entry.of for row in kit.log.sagas()}
     made = []
     for saga in list(old.state.roots()):

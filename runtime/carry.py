@@ -13,7 +13,7 @@ from ..store.chain import Draft
 from ..store.log import Log
 from .facts import body, fact
 from .inverse import payload_of, read
-from .openings import Records, blob_at, raw_fields
+from .openings import Records, needed_at, raw_fields
 from .saga import Saga
 from .step import CONFIRMED, DONE, UNKNOWN, Step
 
@@ -60,8 +60,8 @@ def carry(log: Records, saga: Saga, step: Step, into: str, fence: int, *, late: 
     What is tentative stays so. Once it was to be confirmed it is an effect that nothing undoes.
     """
     final = bool(step.resource) and step.state != DONE
-    recorded = read(blob_at(log, step.inverse_seq)) if step.inverse_seq and not final else None
-    asked = raw_fields(blob_at(log, step.seq)) if step.probe or step.resource else {}
+    recorded = read(needed_at(log, step.inverse_seq)) if step.inverse_seq and not final else None
+    asked = raw_fields(needed_at(log, step.seq)) if step.probe or step.resource else {}
     pending = {"resource": step.resource, "confirm": step.confirm, "confirmer": step.confirmer,
                "confirm_again": step.confirm_again} if step.resource and not final else {}  # fmt: skip
     return fact(

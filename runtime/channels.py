@@ -119,6 +119,7 @@ EVENTS = {
     "review": "waits for a review",
     "resume": "died and waits to be run again",
     "frozen": "is frozen",
+    "drift": "is not as the log says",
     "keys": "has a keyring that needs a person",
     "other": "needs a person",
     "test": "tries whether this reaches you",

@@ -1,6 +1,17 @@
-"""`config.toml` says who is told: one `[[notify]]` table per channel.
+"""`config.toml` says who is told: one `[[notify]]` table per channel; and where the key of a sealed log is.
 
     stuck_after_s = 900                    # a saga without progress for so long is stuck; 0 never tells
+
+    [seal]
+    key = "file:/media/stick/amends.key"   # or env, command, keyring: owner_key.py
+
+    [reconcile]
+    every = "6h"                           # the daemon asks the world about recent effects; left out: never
+
+    [retention]
+    keep = "90d"                           # settled sagas stay for so long: retention.py
+    auto = true                            # the daemon removes older ones; left out: only `amends compact` does
+    max_size = "2GB"                       # warned of from 80 % on; a full log begins no new saga
 
     [[notify]]
     name = "ops"
@@ -22,7 +33,9 @@ what is wrong is named with its line. A broken file stops no saga, it stops the 
 
 from __future__ import annotations
 
+import json
 import os
+import re
 from collections.abc import Callable, Mapping
 from functools import lru_cache
 from pathlib import Path
@@ -30,6 +43,7 @@ from typing import Any, NamedTuple, NoReturn
 
 from ..store.errors import YouErred
 from .channels import EVENTS, KINDS, TIMEOUT_S, WEBHOOKS, Channel, address_flaw
+from .gate.policy_reader import duration
 from .gate.toml_lines import lines_of
 from .handlers_file import is_env, is_text, is_texts
 from .toml_file import complaint, document_in, written
@@ -38,8 +52,9 @@ STUCK_S = 900.0
 PORT = 8799
 """Where the local page is, unless [ui] says otherwise: passkeys are bound to it."""
 TABLE = "notify"
-TOP = ("version", "stuck_after_s", "ui", TABLE)
-"""What stands at the top of the file; [ui] is read by `port_of`."""
+TOP = ("version", "stuck_after_s", "reconcile", "retention", "ui", "seal", TABLE)
+"""What stands at the top of the file; [ui] is read by `port_of`, [seal] by `seal_key_of`, [retention] by
+`retention_of`."""
 LISTENED = tuple(event for event in EVENTS if event != "test")
 
 
@@ -50,10 +65,14 @@ class BadConfig(YouErred):
 
 
 class Config(NamedTuple):
-    """Who is told, and after how many seconds without progress a saga is stuck (0: never)."""
+    """Who is told, and after how many seconds without progress a saga is stuck (0: never).
+
+    reconcile_s: seconds from one question to the world to the next, 0 for none.
+    """
 
     channels: tuple[Channel, ...] = ()
     stuck_after_s: float = STUCK_S
+    reconcile_s: float = 0.0
 
 
 _error = complaint(BadConfig, "Until it is corrected, whoever starts tells nobody, and whoever runs goes on as before.")
@@ -96,6 +115,83 @@ def port_of(path: Path | str) -> int:
     return port
 
 
+def seal_key_of(path: Path | str) -> str:
+    """The source of the owner's key under [seal]; empty where none is named. What is said of channels is not looked at.
+    Raises BadConfig."""
+    text = written(path, _BAD_SEAL) or ""
+    section = document_in(text, path, _BAD_SEAL).get("seal", {})
+    if not isinstance(section, dict):
+        raise _BAD_SEAL(path, lines_of(text).get(("seal",), 1), "[seal] is expected to be a table")
+    for name in section:
+        if name != "key":
+            raise _BAD_SEAL(path, lines_of(text).get(("seal", name), 1), f"unknown key {name}; under [seal] is key")
+    key = section.get("key", "")
+    if not isinstance(key, str) or ("key" in section and ":" not in key):
+        raise _BAD_SEAL(path, lines_of(text).get(("seal", "key"), 1), "key under [seal] is expected to be a source")
+    return key
+
+
+def with_seal_key(text: str, source: str, path: Path | str) -> str:
+    """The text of a config.toml with this source under [seal], and all else as it was. Raises BadConfig."""
+    line = f"key = {json.dumps(source, ensure_ascii=False)}"
+    places = lines_of(text)
+    lines = text.splitlines()
+    if ("seal", "key") in places:
+        lines[places["seal", "key"] - 1] = line
+    elif ("seal",) in places:
+        lines.insert(places["seal",], line)
+    else:
+        lines += ["", "[seal]", line] if lines else ["[seal]", line]
+    made = "\n".join(lines) + "\n"
+    if document_in(made, path, _BAD_SEAL).get("seal", {}).get("key") != source:
+        raise _BAD_SEAL(path, places.get(("seal",), 0), f"{line} cannot be put there; do it by hand")
+    return made
+
+
+class Retention(NamedTuple):
+    """[retention]: how long settled sagas are kept, in milliseconds (0: not said), whether the daemon removes older
+    ones, and how many bytes the log may have (0: any number)."""
+
+    keep_ms: int = 0
+    auto: bool = False
+    max_bytes: int = 0
+
+
+def retention_of(path: Path | str) -> Retention:
+    """What is said under [retention]. What is said of channels is not looked at. Raises BadConfig."""
+    text = written(path, _BAD_RETENTION) or ""
+    section = document_in(text, path, _BAD_RETENTION).get("retention", {})
+    lines = lines_of(text)
+
+    def refuse(key: str, what: str) -> NoReturn:
+        raise _BAD_RETENTION(path, lines.get(("retention", key)) or lines.get(("retention",), 1), what)
+
+    if not isinstance(section, dict):
+        refuse("", "a table [retention] is expected")
+    for key in section:
+        if key not in ("keep", "auto", "max_size"):
+            refuse(key, f"[retention] unknown key {key}; expected are keep, auto, max_size")
+    keep = duration(section["keep"]) if "keep" in section else 0.0
+    if keep is None or ("keep" in section and keep < 7 * 86_400):
+        refuse("keep", '[retention] keep is expected to be a time from "7d" up, like "90d"')
+    auto = section.get("auto", False)
+    if not isinstance(auto, bool):
+        refuse("auto", "[retention] auto is expected to be true or false")
+    size = bytes_in(section["max_size"]) if "max_size" in section else 0
+    if size is None:
+        refuse("max_size", '[retention] max_size is expected to be a size from "64MB" up, like "2GB"')
+    return Retention(int(keep * 1000), auto, size)
+
+
+def bytes_in(text: Any) -> int | None:
+    """Bytes in a size like "2GB" or "512MB"; None for anything else, or less than 64 MB."""
+    found = re.fullmatch(r"([0-9]{1,6}) ?(MB|GB|TB)", text) if isinstance(text, str) else None
+    size = int(found[1]) * {"MB": 10**6, "GB": 10**9, "TB": 10**12}[found[2]] if found else 0
+    return size if size >= 64 * 10**6 else None
+
+
+_BAD_RETENTION = complaint(BadConfig, "Until it is corrected, nothing is removed.")
+_BAD_SEAL = complaint(BadConfig, 'Correct it, `key = "file:PATH"` for one, or pass --key.')
 _BAD_PORT = complaint(BadConfig, f"Correct it, `port = {PORT}` for one, or pass --port.")
 
 # ---- what each key takes: (description, test) -----------------------------------------------------------------------
@@ -159,7 +255,19 @@ class _Reader:
         for place, channel in enumerate(channels, 1):
             if channel.name in {other.name for other in channels[: place - 1]}:
                 self.refuse(place, "name", f"another channel is named {channel.name} already")
-        return Config(tuple(channels), float(stuck))
+        return Config(tuple(channels), float(stuck), self.reconciling(document.get("reconcile", {})))
+
+    def reconciling(self, table: Any) -> float:
+        """Seconds between reconciliations, of the table [reconcile]."""
+        if not isinstance(table, dict):
+            self.refuse(0, "reconcile", "a table [reconcile] is expected")
+        for key in table:
+            if key != "every":
+                self.refuse(("reconcile",), key, f"[reconcile] unknown key {key}; expected is every")
+        seconds = duration(table["every"]) if "every" in table else 0.0
+        if seconds is None or 0 < seconds < 1:
+            self.refuse(("reconcile",), "every", '[reconcile] every is expected to be a time from "1s" up, like "6h"')
+        return seconds
 
     def channel(self, place: int, table: dict[str, Any]) -> Channel:
         for key, value in table.items():
@@ -203,11 +311,12 @@ class _Reader:
         """A bare name is looked up on PATH when it is started; anything with a slash is a path."""
         return name if os.path.sep not in name and not name.startswith("~") else self.path_of(name)
 
-    def refuse(self, place: int, key: str, what: str) -> NoReturn:
-        label = f"[[notify]] {place}: " if place else ""
+    def refuse(self, place: int | tuple[str, ...], key: str, what: str) -> NoReturn:
+        label = f"[[notify]] {place}: " if isinstance(place, int) and place else ""
         raise _error(self.path, self.line_of(place, key), label + what)
 
-    def line_of(self, place: int, key: str) -> int:
-        """The line of a key in the place-th [[notify]] table (0: above all tables), else that of the table."""
-        table = (TABLE, place - 1) if place else ()
+    def line_of(self, place: int | tuple[str, ...], key: str) -> int:
+        """The line of a key in the place-th [[notify]] table (0: above all tables) or in one by its path, else that of
+        the table."""
+        table = place if isinstance(place, tuple) else (TABLE, place - 1) if place else ()
         return self.lines.get((*table, key)) or self.lines.get(table, 1)

@@ -25,8 +25,7 @@ from ..store.chain import Draft
 from ..store.clock import Now
 from ..store.driver import alive, listed, until_dead
 from ..store.driver import sweep as sweep_files
-from ..store.entry import ZERO, leaf
-from ..store.errors import AmendsError, Damaged, DiskFull, LogHeld, Malformed, NotFound, Refused
+from ..store.errors import AmendsError, Damaged, DiskFull, LogHeld, Malformed, Refused, SealKey
 from ..store.evidence import DatabaseError
 from ..store.log import Log
 from .adopted import carry_over
@@ -36,9 +35,11 @@ from .facts import fact
 from .gate.freeze import HALTED, QUARANTINED, freeze
 from .hosts import Hosts, Outcome
 from .inverse import Recorded
-from .openings import known_as
+from .openings import known_as, refuse_sealed
 from .reach import HostReach
+from .reconcile import Schedule
 from .report import RollbackReport
+from .retention import Turns
 from .saga import ENDED, RUNNING, SUSPENDED, Saga
 from .state import State
 from .step import Step
@@ -113,10 +114,11 @@ def check(log: Log, saga: Saga, family: Sequence[Saga]) -> None:
             for record in log.thread(member.id):
                 seq = record.entry.seq
                 _check_place(log, seq, record.line)
+                refuse_sealed(record)
                 for line in (record.blob or b"").splitlines(True):
                     if sha256(line).hexdigest() not in record.entry.c:
                         raise Damaged(f"Record {seq}: what it holds is not what it commits to.", seq=seq)
-        except Damaged:
+        except (Damaged, SealKey):
             raise
         except (Malformed, DatabaseError, ValueError) as error:
             seq = _first_unreadable(log, member.opened_seq)
@@ -129,13 +131,9 @@ def check(log: Log, saga: Saga, family: Sequence[Saga]) -> None:
 
 def _check_place(log: Log, seq: int, line: bytes) -> None:
     """The record's hash is what the next record names; the newest one was checked when the log was opened."""
-    try:
-        named = log.record(seq + 1).entry.prev
-    except NotFound:
-        return
-    if leaf(line).hex() != (named or ZERO):
+    if not log.stands(seq, line):
         raise Damaged(
-            f"Record {seq} is not the one that was written: record {seq + 1} names another hash.",
+            f"Record {seq} is not the one that was written: what comes after it names another hash.",
             next="Nothing was undone. Run `amends verify`.",
             seq=seq,
         )
@@ -145,8 +143,9 @@ def _first_unreadable(log: Log, start: int) -> int:
     for seq in range(start, log.size):
         try:
             log.record(seq)
-        except (AmendsError, DatabaseError, ValueError):
-            return seq
+        except (AmendsError, DatabaseError, ValueError) as error:
+            if getattr(error, "code", "") != "compacted":
+                return seq
     return start
 
 
@@ -336,6 +335,7 @@ def sweep(kit: AgentKit, hosts: Hosts | None = None, stop: threading.Event | Non
     finally:
         recovery.close()
     _add_left(kit, total, left)
+    Turns(kit, recovery.stop).turn()
     tidy_at_last(kit)
     return total
 
@@ -406,6 +406,8 @@ class Watch:
         self._woken = threading.Event()
         self.stopping = self._stop = threading.Event()
         self._recovery = Recovery(kit, hosts, self._stop)
+        self._asks = Schedule(kit, self._stop)
+        self._removes = Turns(kit, self._stop)
         self._watched: dict[str, threading.Thread] = {}
         self._crowd: set[str] = set()
         self._untidy = True
@@ -427,6 +429,8 @@ class Watch:
         finally:
             self._stop.set()
             self._recovery.close()
+            self._asks.close()
+            self._removes.close()
         self._say(self._recovery.done(wait=True))
         tidy_at_last(self._kit)
 
@@ -444,6 +448,8 @@ class Watch:
                 self._kit.engine.needs_people()  # also for what others asked and could not tell, and for what is stuck
                 if self._untidy and not self._recovery.busy:
                     self._untidy = not tidy(self._kit)
+                self._asks.look()
+                self._removes.look()
         except (LogHeld, DiskFull) as error:
             sys.stderr.write(f"amends: {error} Recovery tries again.\n")
             return IDLE

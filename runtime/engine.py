@@ -85,6 +85,7 @@ class Engine:
         self.resting: dict[str, Run] = {}  # those that wait for a person, with the inverses only this process has
         self.after_landing: Callable[[Run, Call, Draft | None], None] | None = None
         self.needs_people: Callable[[], None] = _nobody_follows  # called when it is durable, and answers at once
+        self.room: Callable[[], None] = _nobody_follows  # asked before a saga begins; raises DiskFull
 
     @property
     def driver(self) -> str:

@@ -61,6 +61,9 @@ KINDS = {
     "key.released": "an admin says that a key in quarantine is no copy: it counts again",
     "notice.claimed": "a process is about to tell somebody of something that needs a person; no other one does",
     "notice.sent": "somebody was told of something that needs a person, or could not be",
+    "effect.observed": "the world was asked about an effect: confirmed, drift, unverifiable, or accepted by a person",
+    "reconcile.begun": "the world is about to be asked because the schedule says so; no other process does",
+    "reconcile.done": "the world was asked: about how many effects, and what it said",
     "clock.accepted": "a person says that the clock is right, though it stands behind the log",
 }
 

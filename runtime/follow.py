@@ -23,6 +23,7 @@ from ..store.evidence import DatabaseError
 from ..store.log import FILED
 from .channels import EVENTS, GRACE_S, WEBHOOKS, Channel, Message, send, unready
 from .config_file import BadConfig, Config, current
+from .drift import DRIFT
 from .gate.approvals import left_ms
 from .gate.limits import span
 from .inbox import Item, commands, queue
@@ -53,6 +54,8 @@ LEFT_TO_OTHERS_S = 30.0
 CLAIM_S = 10.0
 """Beside its channel's deadline, a claim holds for so long."""
 NAMES_LEVEL = frozenset({"approval"})
+OUTLIVE = frozenset({"review", DRIFT})
+"""Kinds of items that are about a saga which may be over."""
 
 
 _AS_BEFORE = "Until it is corrected, messages go where they went before."
@@ -258,14 +261,16 @@ def tell(kit: AgentKit, due: Due, leaving: Callable[[], bool] = lambda: False) -
 
 
 def address_of(due: Due) -> Address:
-    """A message as the log knows it. A review outlives its saga, and ends with a record about its own."""
+    """A message as the log knows it. A review and a drift outlive their saga, and end with a record of their own."""
     item = due.item
-    of = "" if item.saga is None or item.kind == "review" else item.saga.id
+    of = "" if item.saga is None or item.kind in OUTLIVE else item.saga.id
     return Address(item.id, due.channel.name, due.level, of, item.step.number if item.step and of else 0, item.seq)
 
 
 def still(state: State, item: Item) -> bool:
     """Whether an item, seen a moment ago, is still one."""
+    if item.kind == DRIFT:
+        return any(one.seq == item.seq for one in state.drifts.open)
     if item.saga is None or item.kind == "review":
         return True
     saga = state.sagas.get(item.saga.id)

@@ -12,19 +12,21 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import msgspec
 
 from ..store.chain import Draft
+from ..store.entry import Entry
 from ..store.errors import BadValue, NotFound, Refused
 from ..store.home import new_id
-from ..store.log import Overlay
+from ..store.log import Overlay, SagaRow
 from .carry import carried, carry, stands
 from .drive import BLOCKING, Drive, run
 from .engine import Run
 from .facts import body, fact
-from .openings import fields_of, opened_as, raw_fields, spread, whole
+from .inverse import read
+from .openings import blob_at, fields_of, opened_as, raw_fields, spread, whole
 from .plain import blank, named
 from .report import RollbackReport
 from .saga import ENDED, RUNNING, SUSPENDED, UNWINDING, Saga, replay
 from .state import State
-from .step import COMPENSATED, DONE, FAILED, UNKNOWN
+from .step import COMPENSATED, DONE, FAILED, UNKNOWN, Step
 from .unwind import take, unwind
 from .values import encode
 
@@ -69,10 +71,9 @@ def followups(kit: AgentKit, saga: Saga) -> list[Saga]:
     for row in kit.log.sagas():
         if row.first <= saga.opened_seq:
             break
-        if kit.log.record(row.first).entry.of == saga.id:
+        if _opening(kit, row).of == saga.id:
             later = kit.engine.state.past(row.saga)
-            assert later is not None
-            found.append(later)
+            found += [later] if later is not None else []
     return found[::-1]
 
 
@@ -81,11 +82,18 @@ def family_of(kit: AgentKit, saga: Saga) -> list[Saga]:
     family = [saga]
     rows = [row for row in kit.log.sagas() if row.first > saga.opened_seq]
     for row in reversed(rows):
-        if any(kit.log.record(row.first).entry.parent == member.id for member in family):
+        if any(_opening(kit, row).parent == member.id for member in family):
             inner = kit.engine.state.past(row.saga)
-            assert inner is not None
-            family.append(inner)
+            family += [inner] if inner is not None else []
     return family
+
+
+def _opening(kit: AgentKit, row: SagaRow) -> Entry:
+    """The first entry of a saga; an empty one if it was removed since it was listed."""
+    try:
+        return kit.log.record(row.first).entry
+    except NotFound:
+        return Entry(row.first, "", 0, "")
 
 
 TELLING = 6
@@ -185,6 +193,7 @@ async def undo_committed(
         raise Refused(
             f"Nothing of saga {name} is left to undo.", next=f"Run `amends show {quote(name)}`.", code="nothing_to_undo"
         )
+    _refuse_redacted(kit, name, [s for s in standing if s.seq in chosen])
     new = kit.engine.hide(f"{saga.id}\0undo\0{len(later)}")
     opening = body(by=encode(person), reason=encode(reason))
     drafts = [
@@ -200,6 +209,23 @@ async def undo_committed(
         return await unwind(drive, kit.engine, new, kit.reach())
     finally:
         kit.engine.runs.pop(new, None)
+
+
+def _refuse_redacted(kit: AgentKit, name: str, steps: Sequence[Step]) -> None:
+    """What undoes a step may have been redacted: then nothing is begun that could not be finished."""
+    for step in steps:
+        if step.inverse_seq and step.inv not in ("", "none", "human") and not _readable(kit, step.inverse_seq):
+            raise Refused(
+                f"What undoes step {step.number} {step.tool} of {name} is not in record {step.inverse_seq} any "
+                "more: it was redacted, and amends cannot take that effect back.",
+                next="Undo it by hand; `--step N` undoes another one by itself.",
+                code="redacted",
+            )
+
+
+def _readable(kit: AgentKit, seq: int) -> bool:
+    record = kit.log.record(seq)
+    return bool(record.withheld) or read(blob_at(kit.log, seq)) is not None
 
 
 async def _give_up(drive: Drive, kit: AgentKit, saga: Saga, by: str, dry_run: bool) -> RollbackReport:

@@ -11,6 +11,7 @@
     command = ["/usr/local/bin/unsend", "--json"]
     timeout_s = 30
     idempotent = true                     # twice is once: it may be asked again when its answer was lost
+    verifies = ["mail.send"]              # for purpose "verify" it only asks about the effects of these tools
 
 Relative paths start at the folder of the file; `~` is the home of whoever runs recovery. The reading is strict: an
 unknown key is an error with its line, because a misspelt `timeout` that is skipped is a deadline nobody has.
@@ -99,6 +100,7 @@ _EXEC: Mapping[str, tuple[str, Test]] = {
     "cwd": _TEXT,
     "env": ("a table of texts", is_env),
     "env_file": _TEXT,
+    "verifies": _TEXTS,
 }
 
 
@@ -173,6 +175,7 @@ class _Reader:
             cwd=self.place(table.get("cwd", ".")),
             env=tuple(table.get("env", {}).items()),
             env_file=self.place(table["env_file"]) if "env_file" in table else "",
+            verifies=tuple(table.get("verifies", ())),
         )
 
     def place(self, path: str) -> str:

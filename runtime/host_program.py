@@ -49,8 +49,9 @@ ANSWERS = {
     "undo": ("done", "already_done", "failed", "human"),
     "confirm": ("done", "already_done", "failed", "human"),
     "probe": ("present", "absent", "cannot_tell"),
-    "verify": ("done", "failed"),
+    "verify": ("present", "absent", "cannot_tell"),
 }
+ASKS = ("probe", "verify")
 
 
 # ---- values: the same tags as in the log (values.py) ----------------------------------------------------------------
@@ -242,6 +243,16 @@ def registry() -> dict[str, Any]:
     return tools.registered() if tools is not None else {}
 
 
+def reconciler_of(tool: str) -> Callable[..., Any]:
+    """What was registered to ask about a tool. Never a function that merely has its name: that may be the tool."""
+    tools = sys.modules.get("amends.runtime.tools")
+    known = tools.reconcilers() if tools is not None else {}
+    if tool not in known:
+        raise Unavailable(f"no reconciler for {tool} here; there are: {', '.join(sorted(known)[:20]) or 'none'}")
+    found: Callable[..., Any] = known[tool]
+    return found
+
+
 def names(loaded: dict[str, Any]) -> list[str]:
     public = [
         f"{module}:{name}"
@@ -292,6 +303,17 @@ def takes_key(function: Callable[..., Any]) -> bool:
     return parameter is not None and parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY)
 
 
+def parameters(function: Callable[..., Any]) -> tuple[list[str], list[str], bool]:
+    """(names that can be passed, those without a default, whether it takes any other name)."""
+    try:
+        found = inspect.signature(function).parameters.values()
+    except (TypeError, ValueError):
+        return [], [], True
+    named = [one for one in found if one.kind in (one.POSITIONAL_OR_KEYWORD, one.KEYWORD_ONLY)]
+    needed = [one.name for one in named if one.default is one.empty]
+    return [one.name for one in named], needed, any(one.kind is one.VAR_KEYWORD for one in found)
+
+
 # ---- running it -----------------------------------------------------------------------------------------------------
 
 
@@ -307,9 +329,14 @@ class Host:
         number = message.get("id")
         try:
             name, function = message["handler"], message.get("function", "")
-            target, idempotent = find(self.loaded, name, function)
+            if "verify" in (message["purpose"], message.get("of")):
+                target, idempotent = reconciler_of(name), False
+            else:
+                target, idempotent = find(self.loaded, name, function)
             if message["purpose"] == "describe":
-                self.say(id=number, outcome="known", keyed=takes_key(target), idempotent=idempotent)
+                takes, needs, any_name = parameters(target)
+                about = {"takes": takes, "needs": needs, "any": any_name}
+                self.say(id=number, outcome="known", keyed=takes_key(target), idempotent=idempotent, **about)
                 return
             kwargs = {key: untag(value) for key, value in message["kwargs"].items()}
         except Exception as error:  # before the handler ran: this is the one kind of answer that is no attempt
@@ -361,22 +388,21 @@ async def awaited(awaitable: Any) -> Any:
 
 def read_answer(returned: Any, purpose: str) -> dict[str, Any]:
     outcome = getattr(returned, "amends_outcome", None)
-    if outcome is None and purpose == "probe" and isinstance(returned, str):
+    if outcome is None and purpose in ASKS and isinstance(returned, str):
         outcome = returned  # for handlers in an interpreter without amends
-    if purpose == "verify" and outcome is None:
-        why = "" if returned is True else f"verify returned {type(returned).__name__}, not True"
-        return {"outcome": "failed" if why else "done", "why": why}
     if outcome is None and purpose in ("undo", "confirm"):
         result, note = result_of(returned)
         return {"outcome": "done", "result": result, "note": note}
     if outcome not in ANSWERS.get(purpose, ()):
         name = type(returned).__name__
-        if purpose == "probe":
-            return {"outcome": "cannot_tell", "why": f"the probe answered {name}, not PRESENT, ABSENT or CANNOT_TELL"}
+        if purpose in ASKS:
+            return {"outcome": "cannot_tell", "why": f"it answered {name}, not PRESENT, ABSENT or CANNOT_TELL"}
         return {"outcome": "failed", "why": f"it answered {outcome!r:.40}, which is no answer to {purpose}"}
     result, unkept = result_of(getattr(returned, "result", None))
     note = "; ".join(part for part in (printable(str(getattr(returned, "note", "") or "")), unkept) if part)
-    return {"outcome": outcome, "result": result, "note": note}
+    reply = {"outcome": outcome, "result": result, "note": note}
+    differs = getattr(returned, "differs", "")
+    return dict(reply, differs=printable(str(differs))) if differs and purpose == "verify" else reply
 
 
 def said(error: BaseException) -> str:
@@ -408,7 +434,7 @@ def raised(error: BaseException, purpose: str) -> str:
     """What an exception of a handler means: it may leave open whether its effect happened."""
     if purpose in ("undo", "confirm"):
         return "lost" if says_nothing(error) else "failed"
-    return "cannot_tell" if purpose == "probe" else "failed"
+    return "cannot_tell" if purpose in ASKS else "failed"
 
 
 KNOWN_OS_ERRORS = (ConnectionRefusedError, FileNotFoundError, PermissionError, FileExistsError, NotADirectoryError,

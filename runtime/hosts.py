@@ -8,7 +8,7 @@ first needed, in the recorded working folder, and is kept for the next call.
 A call never raises for what a handler does. Its outcome is one of
 
     done  already_done  failed  human          what the handler said
-    present  absent  cannot_tell               what a probe said
+    present  absent  cannot_tell               what a probe or a reconciler said
     again        nothing is known to be wrong, try later (exit 75, all processes busy)
     lost         it may have happened: the deadline passed, it crashed, it raised what leaves that open (a broken
                  connection, a 5xx answer, SystemExit), or its answer makes no sense
@@ -55,9 +55,11 @@ ANSWERS: Mapping[str, tuple[str, ...]] = {
     "undo": ("done", "already_done", "failed", "human"),
     "confirm": ("done", "already_done", "failed", "human"),
     "probe": ("present", "absent", "cannot_tell"),
-    "verify": ("done", "failed"),
+    "verify": ("present", "absent", "cannot_tell"),
 }
 """What a handler may say, by what it was asked for; a test compares with host_program.py."""
+ASKS = ("probe", "verify")
+"""Purposes that ask and change nothing: a probe settles a step, a reconciler compares the world with the log."""
 _BAD_NEWS = ("failed", "human", "cannot_tell")
 
 _json = msgspec.json.Encoder().encode
@@ -65,7 +67,7 @@ _json = msgspec.json.Encoder().encode
 
 class Outcome(NamedTuple):
     """outcome: one of the words above. result: decoded. why: what went wrong. stderr: its last 4 KB of this call.
-    host: where it ran, for people."""
+    host: where it ran, for people. differs: how what a reconciler found is not what the log says."""
 
     outcome: str
     result: Any = None
@@ -73,15 +75,21 @@ class Outcome(NamedTuple):
     stderr: str = ""
     why: str = ""
     host: str = ""
+    differs: str = ""
 
 
 class Known(NamedTuple):
-    """What a host says of a handler. keyed: it takes `idempotency_key`. why: the reason where it is not found."""
+    """What a host says of a handler. keyed: it takes `idempotency_key`. why: the reason where it is not found.
+
+    takes: the names it can be given, all without a default in `needs`; None for one that is given everything.
+    """
 
     found: bool
     keyed: bool = False
     idempotent: bool = False
     why: str = ""
+    takes: tuple[str, ...] | None = None
+    needs: tuple[str, ...] = ()
 
     @property
     def again(self) -> str:
@@ -106,18 +114,24 @@ class Host(Protocol):
         step: int,
         attempt: int,
         deadline_ms: int,
+        told: Mapping[str, Any] | None = None,
     ) -> Outcome:
-        """Run a handler for `undo`, `probe` or `verify`; kwargs are tagged JSON values, as the opening holds them."""
+        """Run a handler for `undo`, `confirm`, `probe` or `verify`; kwargs are tagged JSON values, as the opening holds
+        them. told: what else a program is told in the same object."""
 
-    def knows(self, handler: str) -> Known:
-        """Whether it has the handler, and whether that may be attempted twice."""
+    def knows(self, handler: str, purpose: str = "undo") -> Known:
+        """Whether it has the handler, and whether that may be attempted twice; for `verify`, whether it has a
+        reconciler for the tool of that name."""
 
     def close(self) -> None:
         """End its idle processes."""
 
 
 class ExecSpec(msgspec.Struct, frozen=True):
-    """A program that is a handler. Seconds; 0 leaves the deadline to the caller. Paths are absolute."""
+    """A program that is a handler. Seconds; 0 leaves the deadline to the caller. Paths are absolute.
+
+    verifies: the tools about whose effects it may be asked.
+    """
 
     name: str
     command: tuple[str, ...]
@@ -126,6 +140,7 @@ class ExecSpec(msgspec.Struct, frozen=True):
     cwd: str = ""
     env: tuple[tuple[str, str], ...] = ()
     env_file: str = ""
+    verifies: tuple[str, ...] = ()
 
 
 class PythonSpec(msgspec.Struct, frozen=True):
@@ -426,13 +441,14 @@ def _answered(answer: Mapping[str, Any], stderr: str) -> Outcome:
         result = decode(answer.get("result"))
     except AmendsError as error:  # it has happened all the same
         note = "; ".join(part for part in (note, f"its result could not be kept: {error.message}") if part)
-    return Outcome(str(answer["outcome"]), result, note, stderr, str(answer.get("why") or ""))
+    said = Outcome(str(answer["outcome"]), result, note, stderr, str(answer.get("why") or ""))
+    return said._replace(differs=str(answer["differs"])) if answer.get("differs") else said
 
 
 def _verdict(status: int, output: bytes, purpose: str, key: str, stderr: str) -> Outcome:
     """What an exec handler's exit status and output say together."""
-    unclear = "cannot_tell" if purpose == "probe" else "lost"
-    failed = "cannot_tell" if purpose == "probe" else "failed"
+    unclear = "cannot_tell" if purpose in ASKS else "lost"
+    failed = "cannot_tell" if purpose in ASKS else "failed"
     if status < 0:
         return Outcome(unclear, why=_ending(status), stderr=stderr)
     if status == 75:
@@ -440,7 +456,7 @@ def _verdict(status: int, output: bytes, purpose: str, key: str, stderr: str) ->
     if not output.strip():
         if status:
             return Outcome(failed, why=_ending(status), stderr=stderr)
-        return Outcome("cannot_tell", why="it printed no answer", stderr=stderr) if purpose == "probe" else (
+        return Outcome("cannot_tell", why="it printed no answer", stderr=stderr) if purpose in ASKS else (
             Outcome("done", stderr=stderr)
         )  # fmt: skip
     try:
@@ -472,9 +488,12 @@ class ExecHost:
     def name(self) -> str:
         return f"[exec.{self.spec.name}] {self.spec.command[0]}"
 
-    def knows(self, handler: str) -> Known:
-        """A program is handed the key; only its owner can say (`idempotent = true`) that twice is once."""
-        if handler != self.spec.name:
+    def knows(self, handler: str, purpose: str = "undo") -> Known:
+        """A program is handed the key; only its owner can say (`idempotent = true`) that twice is once, and for which
+        tools it only asks (`verifies`): one that looks at no purpose would undo."""
+        if purpose == "verify" and handler not in self.spec.verifies:
+            return Known(False, why=f"[exec] {self.spec.name} does not verify {handler}")
+        if purpose != "verify" and handler != self.spec.name:
             return Known(False, why=f"[exec] {self.spec.name} is another handler")
         return Known(True, idempotent=self.spec.idempotent)
 
@@ -491,6 +510,7 @@ class ExecHost:
         step: int,
         attempt: int,
         deadline_ms: int,
+        told: Mapping[str, Any] | None = None,
     ) -> Outcome:
         """One run of the program."""
         if self.spec.timeout_s:
@@ -505,6 +525,7 @@ class ExecHost:
                 step=step,
                 attempt=attempt,
                 deadline_ms=deadline_ms,
+                **(told or {}),
             )
             env, data = environment(self.spec.env, self.spec.env_file), _json(request) + b"\n"
             ended = run_program(self.spec.command, env, self.spec.cwd, data, deadline_ms / 1000)
@@ -633,30 +654,43 @@ class PythonHost:
     def name(self) -> str:
         return f"{self.spec.name} ({self.spec.interpreter})"
 
-    def knows(self, handler: str) -> Known:
+    def knows(self, handler: str, purpose: str = "undo") -> Known:
         """Asks a process; starts one if there is none. A handler that was found is not asked for again until a file
         of its host has changed: thirty sagas that are unwound at once would start thirty processes to ask."""
-        pool, name = self.pool, (handler, self.function)
+        verifies = purpose == "verify"
+        pool, name = self.pool, (handler, "verify" if verifies else self.function)
         with pool.asking:
             stamp = _stamp(self.spec)
             if pool.stamp != stamp:
                 pool.stamp = stamp
                 pool.known.clear()
             if name not in pool.known:
-                known = self._describe(handler)
+                known = self._describe(handler, "verify" if verifies else "")
                 if not known.found:
                     return known
                 pool.known[name] = known
             return pool.known[name]
 
-    def _describe(self, handler: str) -> Known:
-        request = {"handler": handler, "function": self.function, "purpose": "describe", "kwargs": {}}
+    def _describe(self, handler: str, of: str) -> Known:
+        request = {"handler": handler, "function": self.function, "purpose": "describe", "of": of, "kwargs": {}}
         reply = self._ask(request, START_MS, counted=False)
         if isinstance(reply, Outcome):
             return Known(False, why=reply.why)
         if reply["outcome"] != "known":
             return Known(False, why=str(reply.get("why") or "no such handler"))
-        return Known(True, reply.get("keyed") is True, reply.get("idempotent") is True)
+        takes = None if reply.get("any") is True else tuple(reply.get("takes") or ())
+        needs = tuple(reply.get("needs") or ())
+        return Known(True, reply.get("keyed") is True, reply.get("idempotent") is True, takes=takes, needs=needs)
+
+    def loaded(self) -> str:
+        """Why its files cannot be loaded; empty if they can, or if all its processes are busy with having done so."""
+        try:
+            process = self.pool.take(START_MS)
+        except Unavailable as why:
+            return str(why)
+        if process is not None:
+            self.pool.give(process, True)
+        return ""
 
     def close(self) -> None:
         """End its idle processes."""
@@ -672,6 +706,7 @@ class PythonHost:
         step: int,
         attempt: int,
         deadline_ms: int,
+        told: Mapping[str, Any] | None = None,
     ) -> Outcome:
         """One run of the handler."""
         try:
@@ -844,6 +879,29 @@ class Hosts:
         with self.lock:
             pool = self.pools.setdefault(spec, _Pool(spec))
         return PythonHost(spec, f"{host['module']}:{host['function']}", str(host.get("digest", "")), pool)
+
+    def asks(self, tool: str, recorded: Iterable[Mapping[str, Any]] = ()) -> tuple[Host | None, Known]:
+        """The host that has a reconciler for a tool, and what it says of it; else None, and every reason in `why`.
+
+        recorded: hosts that were recorded with the effect, of this device only: a reconciler may lie in their files.
+        """
+        reasons = []
+        for host in self._askers(recorded):
+            known = host.knows(tool, "verify")
+            if known.found:
+                return host, known
+            reasons.append(known.why)
+        return None, Known(False, why="; ".join(reasons) or f"no host has a reconciler for {tool}")
+
+    def _askers(self, recorded: Iterable[Mapping[str, Any]]) -> Iterable[Host]:
+        yield from self.imports
+        yield from (host for host in self.programs.values() if host.spec.verifies)
+        yield from self.pythons
+        seen = set()
+        for one in recorded:
+            if {"interpreter", "file", "module", "function"} <= set(one) and (spec := recorded_spec(one)) not in seen:
+                seen.add(spec)
+                yield self.recorded(one)
 
     def again(self, handler: str) -> str | None:
         """Why a handler configured here may be attempted twice ("" if it may not); None if none is configured."""

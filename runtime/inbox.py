@@ -23,6 +23,7 @@ from ..store.entry import leaf
 from ..store.errors import BadValue, Fenced, NotFound, Refused
 from ..store.log import Record
 from .decisions import asked_of
+from .drift import ACCEPTED, DRIFT, OBSERVED, Drifted
 from .drive import BLOCKING, run
 from .due import holds_up, unwinding_order
 from .facts import body, fact
@@ -101,6 +102,7 @@ def _items(kit: AgentKit) -> Iterator[Item]:
                 yield _item(kit, "resume", saga, None, "It died and waits to be run again.", saga.opened_seq)
     yield from _reviews(kit)
     yield from _frozen(kit)
+    yield from _drifts(kit)
     for idle in stuck(kit):
         freeze_it = f"amends quarantine {idle.saga.id} --by NAME --reason TEXT"
         slow = _item(kit, "stuck", idle.saga, None, idle.reason, idle.seq)
@@ -170,6 +172,27 @@ def _reviews(kit: AgentKit) -> Iterator[Item]:
         step = saga.steps.get(glass.step) if saga else None
         why = f"{_by(kit, glass.seq)} broke the glass to let {glass.tool} happen; somebody else has to look at it."
         yield _item(kit, "review", saga, step, why, glass.seq)
+
+
+def _drifts(kit: AgentKit) -> Iterator[Item]:
+    """Effects of which the world says otherwise than the log."""
+    for drifted in kit.engine.state.drifts.open:
+        saga = kit.engine.state.past(drifted.of)
+        step = saga.steps.get(drifted.step) if saga else None
+        if saga is None or step is None:  # its records were removed
+            continue
+        item = _item(kit, DRIFT, saga, step, _drifted(kit, drifted), drifted.seq)
+        undo = (f"amends undo {quote(known_as(kit.log, saga.id))} --by NAME --reason TEXT",)
+        settles = (_COMMANDS["accept"].format(item.id), *(undo if saga.out == "committed" else ()))
+        yield item._replace(settles=(*settles, "or put it right: `amends reconcile` then finds it so"))
+
+
+def _drifted(kit: AgentKit, drifted: Drifted) -> str:
+    """What was said when it was found."""
+    from .reconcile import WHY
+
+    said = text_of(raw_fields(kit.log.record(drifted.seq).blob).get("note"))
+    return f"{WHY[drifted.why]} {said}".strip()
 
 
 def _frozen(kit: AgentKit) -> Iterator[Item]:
@@ -289,10 +312,10 @@ def verbs(item: Item) -> tuple[str, ...]:
     return _VERBS.get(item.kind, ())
 
 
-_VERBS: dict[str, tuple[str, ...]] = {"approval": ("approve", "deny"), "review": ("accept",)}
+_VERBS: dict[str, tuple[str, ...]] = {"approval": ("approve", "deny"), "review": ("accept",), DRIFT: ("accept",)}
 _SAYS = {"approve": ("vote.cast",), "deny": ("vote.cast",), "accept": ("step.accepted", "review.closed")}
 """The facts that a decision leaves."""
-_OPENS = {"step.asked": "approval", "saga.escalated": "escalation", "vote.cast": "review"}
+_OPENS = {"step.asked": "approval", "saga.escalated": "escalation", "vote.cast": "review", OBSERVED: DRIFT}
 """The fact that opens an item of a kind."""
 _COMMANDS = {
     "accept": "amends accept {} --by NAME --reason TEXT",
@@ -424,6 +447,8 @@ def accept(kit: AgentKit, name: str, by: str, reason: str) -> None:
     item = find(kit, name, "accept")
     if item.kind == "review":
         return close_review(kit, item.seq, by, reason)
+    if item.kind == DRIFT:
+        return _accept_drift(kit, item.seq, named(by), reason)
     assert item.step is not None and item.saga is not None
     owner, step = item.saga, item.step.number
     draft = fact("step.accepted", body(by=encode(named(by)), reason=encode(reason)), saga=owner.id, step=step, up=True)
@@ -441,6 +466,20 @@ def accept(kit: AgentKit, name: str, by: str, reason: str) -> None:
         if frozen.code != QUARANTINED:
             raise
     return None
+
+
+def _accept_drift(kit: AgentKit, seq: int, by: str, reason: str) -> None:
+    """A person accounts for it that the world is not as the log says: found so again, it is news no more."""
+    opening = body(by=encode(by), reason=encode(reason))
+
+    def decide(state: State, now: Now) -> Sequence[Draft]:
+        one = next((one for one in state.drifts.open if one.seq == seq), None)
+        if one is None:
+            raise Refused("It was settled already.", next="Run `amends inbox`.", code="decided")
+        about = {"of": one.of, "step": one.step, "ref": one.ref, "why": one.why}
+        return (fact(OBSERVED, opening, out=ACCEPTED, **about, up=True),)
+
+    kit.log.commit(decide)
 
 
 def retry(kit: AgentKit, name: str, by: str) -> RollbackReport:

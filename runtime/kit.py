@@ -28,6 +28,7 @@ from .engine import Engine, Run
 from .gate.freeze import freeze
 from .gate.policy_file import Policy
 from .hosts import Hosts
+from .owner_key import owner_of
 from .plain import named
 from .pool import SHARED
 from .reach import LiveReach
@@ -40,6 +41,7 @@ if TYPE_CHECKING:
     from .follow import Follower
     from .gate.rules import PreFlightGate
     from .perform import Call
+    from .reconcile import Reconciled
     from .saga import Saga
 
 NOT_CLAIMED = (
@@ -60,7 +62,8 @@ class AgentKit:
     """A process's hold on one device log.
 
     home: the folder; AMENDS_HOME or the platform's by default. recover: undo what dead agents left, first. name and
-    on_behalf_of say who asks: neither may approve. gate: rules and limits in code, beside the home's policy.toml.
+    on_behalf_of say who asks: neither may approve. seal_key: the source of a sealed log's key (owner_key.py). gate:
+    rules and limits in code, beside the home's policy.toml.
     """
 
     _default: AgentKit | None = None
@@ -76,12 +79,17 @@ class AgentKit:
         gate: PreFlightGate | None = None,
         on_behalf_of: str = "",
         warn: Callable[[str], None] | None = None,
+        seal_key: str = "",
     ) -> None:
         self.name, self.on_behalf_of = name, named(on_behalf_of) if on_behalf_of else ""
         self.home: Home | None = Home(Home.find(home))
-        log = open_log(self.home, State(), warn=warn)
+        log = open_log(self.home, State(), warn=warn, owner=owner_of(self.home, seal_key))
         identity: Any = log.identity  # the log's port names what a log needs of it; a device has more
         self._hold(log, identity, self._handlers(self.home), self._rules(self.home, gate))
+        if self.home.config.exists():
+            from .retention import capped
+
+            self.engine.room = capped(log, self.home.config)
         self.dead = _dead_sagas(self)
         if recover and self.dead:
             from .daemon import recover_dead
@@ -258,6 +266,15 @@ class AgentKit:
 
         return retry(self, item, by)
 
+    def reconcile(self, *sagas: str, tool: str = "", timeout: float = 10.0) -> Reconciled:
+        """Ask the world whether effects are as the log says: of these sagas, of this tool, or all. Reconcilers of this
+        process are asked here, others in their hosts, one after the other, each for at most `timeout` seconds."""
+        from .followup import resolve
+        from .reconcile import Scope, reconcile
+
+        meant = frozenset(resolve(self, saga).id for saga in sagas)
+        return reconcile(self, Scope(meant, tool), timeout=timeout)
+
     def guarantees(self) -> Mapping[str, Any]:
         """What holds here, as data: versioned, with what is not claimed."""
         return {
@@ -300,9 +317,21 @@ class AgentKit:
             "escalated": sum(1 for saga in roots if saga.escalated),
             "frozen": [saga.id for saga in roots if self._frozen(saga)],
             "waiting": len(self.inbox()),
+            "seal": self._seal(),
             "pool_saturated": SHARED.saturated,
             **standing(self),
         }
+
+    def _seal(self) -> dict[str, Any]:
+        """The id of the key that the log is sealed under, None for none; whether it is at hand; how many records are
+        still to be gone through."""
+        log: Any = self.log
+        if self.home is None:
+            return {"key": None, "at_hand": True, "left": 0}
+        from ..store.sealing import left
+
+        in_force = log.keeping.seal
+        return {"key": in_force or None, "at_hand": not in_force or log.vault.has(in_force), "left": left(log)}
 
     def _frozen(self, root: Saga) -> str:
         state = self.engine.state

@@ -19,6 +19,8 @@ import msgspec
 from ..store.chain import Decide, Draft
 from ..store.clock import Now
 from ..store.entry import Entry
+from ..store.facts import COMPACTED
+from .drift import DRIFT, OBSERVED
 from .facts import body, fact
 from .values import encode
 
@@ -94,7 +96,8 @@ class Notices:
     with the record that names its targets. `news` grows with every fact that may call for another look."""
 
     KINDS = tuple(sorted(
-        {"notice.claimed", "notice.sent", "saga.ended", "saga.taken", "review.closed"} | _STEP_OVER | _OPENS
+        {"notice.claimed", "notice.sent", "saga.ended", "saga.taken", "review.closed", OBSERVED, COMPACTED}
+        | _STEP_OVER | _OPENS
     ))  # fmt: skip
 
     def __init__(self) -> None:
@@ -117,6 +120,9 @@ class Notices:
             ))  # fmt: skip
         elif entry.kind == "notice.sent":
             self._outcome(entry, lived)
+        elif entry.kind in (OBSERVED, COMPACTED):
+            self.news += entry.out == DRIFT
+            self._settled(state.drifts.closed)
         elif self.told or self.raised:
             self._forget(entry, state)
 
@@ -150,6 +156,14 @@ class Notices:
                 del self.raised[request]
             else:
                 self._asked.setdefault(entry.saga, []).append(request)
+
+    def _settled(self, places: Sequence[int]) -> None:
+        """Drifts that are none any more: their messages are about no saga, as those of reviews."""
+        about = self._of.get("", {})
+        for key in [key for key in about if places and self.told[key].ref in places]:
+            del self.told[key], about[key]
+        if not about:
+            self._of.pop("", None)
 
     def due_in(self, item: str, channel: str, level: int, now: Now) -> int | None:
         """Milliseconds until the message is to be tried: 0 now, None never (again)."""

@@ -13,7 +13,9 @@ from typing import Protocol
 import msgspec
 
 from ..store.entry import read_opening, unfinished
+from ..store.errors import SealKey
 from ..store.log import Log, Record
+from ..store.seal import MISSING, ROTATED, WITHHELD, WRONG
 from .values import INLINE_MAX, MANIFEST, decode, encode_fields, join, split
 
 Served = dict[tuple[str, str, str], tuple[int, bytes, bytes | None]]
@@ -74,6 +76,31 @@ def blob_at(log: Records, seq: int) -> bytes | None:
         return record.blob
     parts = [log.record(place) for place in range(seq - record.entry.part[1] + 1, seq)]
     return next(whole([*parts, record])).blob
+
+
+def redacted(record: Record) -> bool:
+    """Whether openings that a record had are there no more. Of a fact in parts, `whole` cannot tell."""
+    return not record.withheld and (record.blob or b"").count(b"\n") < len(record.entry.c)
+
+
+def needed_at(log: Records, seq: int) -> bytes | None:
+    """The same for whoever is about to act on it: without a key that its owner has, nothing is done by halves. Raises
+    SealKey. What is gone for good (redacted, forgotten, not in this copy) is None, for a person to settle."""
+    refuse_sealed(log.record(seq))
+    return blob_at(log, seq)
+
+
+def refuse_sealed(record: Record) -> None:
+    """Raise SealKey for a record whose openings only lack the owner's key."""
+    if record.withheld in KEYS:
+        raise SealKey(
+            f"What record {record.entry.seq} holds cannot be read: {WITHHELD[record.withheld]}.",
+            next="Name the key's source with --key, in AMENDS_SEAL_KEY, or as key under [seal] in config.toml.",
+            code=record.withheld,
+        )
+
+
+KEYS = (MISSING, WRONG, ROTATED)
 
 
 def raw_fields(blob: bytes | None) -> dict[str, bytes]:

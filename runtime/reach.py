@@ -18,7 +18,7 @@ from .drive import Drive, Ran
 from .engine import Engine, Run
 from .hosts import Hosts, Outcome
 from .inverse import NONE, Inverse, Recorded, arguments
-from .openings import blob_at, raw_fields
+from .openings import needed_at, raw_fields
 from .perform import ask, says_nothing
 from .saga import Saga
 from .step import Step
@@ -79,7 +79,7 @@ class HostReach:
 
 def _probe_of(engine: Engine, step: Step) -> tuple[str, Mapping[str, Any] | None, Mapping[str, Any]] | None:
     """(name, recorded host, call arguments) of a step's probe, from its intent's opening."""
-    fields = raw_fields(blob_at(engine.log, step.seq))
+    fields = raw_fields(needed_at(engine.log, step.seq))
     if "probe" not in fields:
         return None
     host = msgspec.json.decode(fields["probe"])

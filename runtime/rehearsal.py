@@ -18,7 +18,7 @@ from .due import Action, Confirm, End, Escalate, Frozen, Lost, Probe, Resolve, R
 from .engine import Engine
 from .gate.freeze import freeze
 from .inverse import read
-from .openings import blob_at
+from .openings import needed_at
 from .report import REASONS
 from .saga import CONCLUDING, Saga
 from .state import State
@@ -179,7 +179,7 @@ def _imagined(overlay: Overlay, name: str, action: Action) -> tuple[Deed | None,
     why = action.why if isinstance(action, Escalate) else ""
     if isinstance(action, (Undo, Confirm)):
         place, field = (step.seq, "confirmation") if verb == "confirm" else (step.inverse_seq, "compensation")
-        recorded = read(blob_at(overlay, place), field)
+        recorded = read(needed_at(overlay, place), field)
         if recorded is None or not recorded.handler:
             why = "unreadable" if recorded is None else "closure"
     if why:

@@ -35,7 +35,7 @@ from .gate.locks import lock_id, names_of
 from .gate.provenance import untag
 from .gate.switch import tags_of
 from .kit import AgentKit
-from .openings import raw_fields, served_steps, whole
+from .openings import raw_fields, redacted, served_steps, whole
 from .perform import Call, ask
 from .report import RollbackReport, outcome
 from .saga import CONCLUDING, ENDED, JOINED, RUNNING, SUSPENDED, UNWINDING, Saga, pending
@@ -307,6 +307,8 @@ def _latest(engine: Engine, name: str) -> tuple[Saga | None, str, str]:
 
 
 def _fresh(plan: Plan, engine: Engine, header: str, parent: Run | None, of: str) -> Run:
+    if parent is None:
+        engine.room()
     opening = fact(
         "saga.opened",
         body(
@@ -387,8 +389,26 @@ def _served(plan: Plan, engine: Engine, past: Saga, parent: Run | None, *, finis
         merged=plan.barriers == "merged", found=past,
     )  # fmt: skip
     made.finished = finished
+    if finished:
+        _refuse_redacted(made)
     made.served = served_steps(engine.log, past.id)
     return made
+
+
+def _refuse_redacted(made: Run) -> None:
+    """What a finished saga returned is served from its records; what is gone from them is not made up."""
+    for record in made.engine.log.thread(made.id):
+        entry = record.entry
+        if redacted(record) and (entry.step or entry.kind in _RETURNS):
+            raise Refused(
+                f"Saga {made.name} is finished, and what its records held was redacted (record {entry.seq}): its "
+                "results cannot be served any more.",
+                next="Use another id, or restart=NAME.",
+                code="redacted",
+            )
+
+
+_RETURNS = ("saga.ended", "saga.concluding", "saga.joined")
 
 
 # ---- leaving ---------------------------------------------------------------------------------------------------------
@@ -1011,7 +1031,7 @@ def _recorded(handle: Handle) -> Any:
     """What a finished saga returned."""
     handle._run.served.clear()
     for record in reversed(list(whole(handle._run.engine.log.thread(handle.header_id)))):
-        if record.entry.kind in ("saga.ended", "saga.concluding", "saga.joined"):
+        if record.entry.kind in _RETURNS:
             raw = raw_fields(record.blob).get("result")
             if raw or record.entry.kind != "saga.ended":  # one that was confirmed first said it then
                 return decode(msgspec.json.decode(raw)) if raw else None

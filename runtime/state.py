@@ -12,6 +12,7 @@ from typing import Any
 import msgspec
 
 from ..store.entry import Entry
+from .drift import Drifts
 from .gate.approvals import Approvals
 from .gate.breaker import Breakers
 from .gate.clock import Accepted
@@ -30,9 +31,11 @@ VIEWS = {
     "approvals": Approvals,
     "clock": Accepted,
     "keys": Keys,
+    "drifts": Drifts,
     "notices": Notices,
 }
-"""Every view beside that of sagas. It checks (`check`) before any of them changes (`fold`)."""
+"""Every view beside that of sagas. It checks (`check`) before any of them changes (`fold`), in this order: what is told
+to people looks at what has become of the drift it was about."""
 
 
 class Kept(msgspec.Struct):
@@ -43,7 +46,7 @@ class Kept(msgspec.Struct):
 class State:
     """The open sagas of one device and the way to the ended ones; what the gate and the human queue ask beside them."""
 
-    version = 4
+    version = 5
 
     switches: Switches
     breakers: Breakers
@@ -52,6 +55,7 @@ class State:
     approvals: Approvals
     clock: Accepted
     keys: Keys
+    drifts: Drifts
     notices: Notices
 
     def __init__(self) -> None:

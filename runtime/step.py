@@ -244,6 +244,7 @@ def _declare(step: Step, entry: Entry, lived: int) -> None:
     step.seq, step.tool, step.sem, step.attempts = entry.seq, entry.tool, entry.sem, 1
     step.inv, step.handler, step.key, step.again = entry.inv, entry.handler, entry.key, entry.again
     step.probe, step.settle_ms, step.at, step.tags = entry.probe, entry.settle_ms, entry.at, entry.tags
+    step.settled = ""  # what a probe said of an attempt before says nothing of this one
     step.inverse_seq = entry.seq if entry.inv not in ("", "none") else 0
     step.resource, step.confirm = entry.resource, entry.confirm
     step.confirmer, step.confirm_again = entry.confirmer, entry.confirm_again

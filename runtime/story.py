@@ -7,18 +7,21 @@ same name is the newer saga's story; the older ones are told with it.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 
+from ..store.errors import NotFound
 from ..store.log import Record
 from .decisions import Decision, decisions, votes_of
 from .gate.freeze import freeze
 from .inverse import Recorded, read
-from .openings import raw_fields, when, whole
+from .openings import raw_fields, redacted, when, whole
 from .report import outcome, stands, step_view
 from .saga import CONCLUDING, ENDED, Saga, replay
 from .step import (
@@ -98,7 +101,8 @@ def step_fields(kit: AgentKit, saga: str, number: int) -> dict[str, bytes]:
             if record.entry.step == step:
                 found = raw_fields(record.blob) | found
                 if record.entry.kind == "step.carried" and record.entry.ref:
-                    origin, number = record.entry.of, kit.log.record(record.entry.ref).entry.step
+                    with suppress(NotFound):  # removed since
+                        origin, number = record.entry.of, kit.log.record(record.entry.ref).entry.step
         place = origin
     return found
 
@@ -111,7 +115,7 @@ def text_of(raw: bytes | None) -> str:
 def value_of(raw: bytes) -> Any:
     """The value in an opening's field, as Python has it; a large one as the words that say so."""
     found = msgspec.json.decode(raw)
-    return f"(a value of {found.get('size')} bytes)" if is_manifest(found) else decode(found)
+    return f"(redacted: a value of {found.get('size')} bytes)" if is_manifest(found) else decode(found)
 
 
 class StepStory(NamedTuple):
@@ -144,6 +148,12 @@ class StepStory(NamedTuple):
         return next((record for record in mine if record.entry.kind == "step.asked"), None)
 
     @property
+    def drift(self) -> str:
+        """How the world is found not to be as the log says, as a code; empty if it is not, or a person accepted it."""
+        known = self.thread.kit.engine.state.drifts.known.get(self.step.seq)
+        return known.why if known is not None and not known.accepted else ""
+
+    @property
     def undo_attempts(self) -> int:
         return self.step.undo_attempts + (self.now.undo_attempts if self.now is not self.step else 0)
 
@@ -154,13 +164,30 @@ class StepStory(NamedTuple):
             return "already_done" if self.now.note == "already" else "done"
         saga = self.now_in.saga
         if self.now.state == DONE and (saga.out in ("committed", "continued") or saga.phase == CONCLUDING):
-            return "not_needed" if self.now.resource and saga.out != "continued" else "available"
+            if self.now.resource and saga.out != "continued":
+                return "not_needed"
+            return "redacted" if self._inverse_is_gone() else "available"
         return _UNDO_STATE.get(self.now.state, "pending")
+
+    def _inverse_is_gone(self) -> bool:
+        inverse = [r for thread, step in ((self.now_in, self.now), (self.thread, self.step))
+                   for r in thread.records if step.inverse_seq and r.entry.seq == step.inverse_seq]  # fmt: skip
+        return bool(inverse) and redacted(inverse[0]) and self.compensation() is None
 
     @property
     def confirm_state(self) -> str:
         """What became of its confirmation."""
         return _CONFIRM_STATE.get(self.now.state, "pending")
+
+    @property
+    def redacted(self) -> bool:
+        """Whether something that its records held was redacted."""
+        return any(
+            redacted(record) and record.entry.step == step.number
+            for thread, step in {(self.thread.saga.id, self.step.number): (self.thread, self.step),
+                                 (self.now_in.saga.id, self.now.number): (self.now_in, self.now)}.values()
+            for record in thread.records
+        )  # fmt: skip
 
     def field(self, name: str, *kinds: str) -> bytes | None:
         """The newest value of an opening's field among the records of this step, of these kinds or of any."""
@@ -273,6 +300,11 @@ class Story:
         waiting = any(step.state == WAITING for thread in family for step in thread.saga.steps.values())
         return "waiting" if said == "running" and waiting else said
 
+    @property
+    def withheld(self) -> dict[str, int]:
+        """How many records cannot be read here, by the word that says why (seal.WITHHELD)."""
+        return dict(Counter(r.withheld for thread in self.threads for r in thread.records if r.withheld))
+
     @cached_property
     def frozen(self) -> str:
         """Why what is open of it is left as it stands: `quarantined`, `halted`, or empty."""
@@ -295,8 +327,13 @@ class Story:
 
     @property
     def clean(self) -> bool:
-        """It is over, and nothing stands unaccounted for."""
-        return not self.standing and self.outcome in FINAL
+        """It is over, nothing stands unaccounted for, and the world was not found to be otherwise."""
+        return not self.standing and self.outcome in FINAL and not self.drifted
+
+    @property
+    def drifted(self) -> list[StepStory]:
+        """Effects of which the world says otherwise than the log."""
+        return [one for one in self.steps if one.drift] if self.kit.engine.state.drifts.known else []
 
     @property
     def ended_at(self) -> str | None:
@@ -332,6 +369,7 @@ class Story:
             "device": self.kit.log.origin,
             "steps": len(self.steps),
             "standing": len(self.standing),
+            "drift": len(self.drifted),
             "frozen": self.frozen or None,
             "id": self.saga.id,
         }
@@ -341,7 +379,8 @@ class Story:
         row = self.row()
         steps = [self._step(one) for one in self.steps]
         first = {name: row.pop(name) for name in ("saga", "name", "outcome", "clean")}
-        return first | {"cause": self.cause() or None} | row | {"steps": steps}
+        held = {"withheld": self.withheld} if self.withheld else {}
+        return first | {"cause": self.cause() or None} | row | held | {"steps": steps}
 
     def _step(self, one: StepStory) -> dict[str, Any]:
         error = one.field("error", *OUTCOMES)
@@ -359,6 +398,8 @@ class Story:
             "tentative": status_of(one.now).value if one.now.resource else None,
             "confirmation": _confirmation(one),
             "why": one.why or None,
+            "drift": one.drift or None,
+            "redacted": one.redacted,
             "decisions": [_decided(said) for said in one.decisions],
             "saga": one.thread.name or one.thread.saga.id,
         }
@@ -369,6 +410,7 @@ CAUSES = {
     "released": "its process let go of it",
     "landed": "an effect landed after the saga had ended",
     "refused": "it was refused",
+    "observed": "the world was asked after it had ended, and something of it was there",
     "adopted": "its log was set back, and nobody knows what became of it since",
 }
 

@@ -42,6 +42,21 @@ ABSENT = Answer("absent")
 CANNOT_TELL = Answer("cannot_tell")
 
 
+class Observation(Answer):
+    """What a reconciler saw of an effect: `present`, `absent` or `cannot_tell`. differs: how what is there is not what
+    the log says, in words. Raises BadValue for anything else."""
+
+    __slots__ = ("differs",)
+
+    def __init__(self, outcome: str, note: str = "", *, differs: str = "") -> None:
+        if outcome not in ("present", "absent", "cannot_tell"):
+            raise BadValue(f"Observation({outcome!r}): present, absent or cannot_tell is asked.")
+        if differs and outcome != "present":
+            raise BadValue("Only what is present can differ.", next="Leave `differs` out.")
+        super().__init__(outcome, note)
+        self.differs = differs
+
+
 class Handler(NamedTuple):
     """A registered compensation. keyed: it takes `idempotency_key`; idempotent: its author says twice is once."""
 
@@ -90,6 +105,31 @@ def registered_as(fn: Callable[..., Any]) -> Handler | None:
 def registered() -> dict[str, Handler]:
     """All handlers of this process by name."""
     return dict(_HANDLERS)
+
+
+_RECONCILERS: dict[str, Callable[..., Any]] = {}
+
+
+def reconciler(name: str) -> Callable[[F], F]:
+    """Register what asks the world about the effects of a tool, for `amends reconcile`.
+
+    It takes by name what it needs of the call's arguments, `result` and `idempotency_key`, and answers PRESENT, ABSENT,
+    CANNOT_TELL or an Observation. It must change nothing. Raises BadName.
+    """
+    if callable(name):
+        raise BadName("@reconciler needs the name of a tool.", next='Write @reconciler("vendor.charge").')
+    check_name(name, "tool")
+
+    def register(fn: F) -> F:
+        _RECONCILERS[name] = fn
+        return fn
+
+    return register
+
+
+def reconcilers() -> dict[str, Callable[..., Any]]:
+    """All reconcilers of this process, by the name of their tool."""
+    return dict(_RECONCILERS)
 
 
 _WARNED: set[str] = set()

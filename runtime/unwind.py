@@ -21,7 +21,7 @@ from .facts import body, fact
 from .gate.freeze import freeze, refuse_quarantined
 from .hosts import Outcome
 from .inverse import NONE, Inverse, Recorded, read
-from .openings import blob_at
+from .openings import needed_at
 from .report import RollbackReport
 from .saga import CONCLUDING, JOINED, RUNNING, SUSPENDED, Saga
 from .state import State
@@ -242,7 +242,7 @@ async def _undo(
 ) -> None:
     assert isinstance(action, Undo)
     saga, step = action.saga, action.step
-    recorded = read(blob_at(engine.log, step.inverse_seq))
+    recorded = read(needed_at(engine.log, step.inverse_seq))
     if recorded is None:
         return await _stop(drive, engine, family, saga, step, "unreadable", "Its opening is gone.")
     repeated = step.state in (UNDO_LOST, STUCK) and step.undo_key
@@ -256,7 +256,7 @@ async def _confirm(
 ) -> None:
     assert isinstance(action, Confirm)
     saga, step = action.saga, action.step
-    recorded = read(blob_at(engine.log, step.seq), "confirmation")
+    recorded = read(needed_at(engine.log, step.seq), "confirmation")
     if recorded is None:
         return await _stop(drive, engine, family, saga, step, "unreadable", "Its opening is gone.")
     header = {"attempt": step.confirm_attempts + 1}

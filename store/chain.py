@@ -31,12 +31,14 @@ from .entry import (
 from .errors import AmendsError, BadValue, Damaged, Illegal
 from .facts import BOOTED, GENESIS, STEPPED
 from .fold import Timeline, View
+from .keeping import KINDS as KEPT
+from .keeping import Keeping
 from .merkle import Peaks
 
 OPENED, ENDED = "saga.opened", "saga.ended"  # a thread of the log begins and ends with these; the rest is not read here
 
 STEP_US = 2_000_000  # a wall clock that moves by more against the boot clock was set
-_LONG_STRING = re.compile(rb'"[^"]{%d,}"' % (STRING_MAX + 1))
+_LONG_STRING = re.compile(rb'(?<=[{,:[])"[^"]{%d,}"' % (STRING_MAX + 1))
 
 
 class Draft:
@@ -91,6 +93,7 @@ class Standing(msgspec.Struct):
     at: int
     threads: dict[str, Thread]
     timeline: Timeline
+    keeping: Keeping
 
 
 class Chain:
@@ -105,6 +108,7 @@ class Chain:
         self.size, self.prev, self.at = 0, ZERO, 0
         self.threads: dict[str, Thread] = {}
         self.timeline = Timeline([], 0, 0, (0, 0))
+        self.keeping = Keeping({}, "", [], [])
         self.tree = Peaks()
         self.rows: list[Row] = []
         self.begun: list[tuple[int, str, bool]] = []
@@ -224,6 +228,8 @@ class Chain:
                 raise Illegal(wrong)
         if saga and (thread is None) != (kind == OPENED):
             raise Illegal(f"{kind} for a saga that is {'open already' if thread else 'not open'}.")
+        if kind in KEPT:
+            self.keeping.check(entry)
         if entry.up or kind == BOOTED:
             lived = self.timeline.at_entry(entry)
             self.view.fold(entry, lived)
@@ -233,6 +239,8 @@ class Chain:
         if entry.part or self._parted:
             self._parted = after_part(entry)
         if not saga:
+            if kind in KEPT:
+                self.keeping.fold(entry)
             return -1
         if thread is None:
             self.threads[saga] = Thread(entry.seq, entry.seq, 1)
@@ -259,6 +267,11 @@ class Chain:
         self.size, self.prev, self.at = entry.seq + 1, digest.hex(), entry.at
         return digest
 
+    def skip(self, size: int, prev: str) -> None:
+        """Go on behind records that were removed: whole sagas that had ended, of which no fold keeps anything. prev:
+        the hash that the next entry names; the tree covers both."""
+        self.size, self.prev = size, prev
+
     def stored(self) -> None:
         """What was collected for whoever stores it has been stored, by them or by another process."""
         self.rows = []
@@ -270,12 +283,14 @@ class Chain:
 
     def dump(self) -> bytes:
         """Everything but the tree (which is rebuilt from run roots and at most 255 lines) and the view."""
-        return msgspec.msgpack.encode(Standing(self.size, self.prev, self.at, self.threads, self.timeline))
+        return msgspec.msgpack.encode(
+            Standing(self.size, self.prev, self.at, self.threads, self.timeline, self.keeping)
+        )
 
     def load(self, blob: bytes) -> None:
         standing = msgspec.msgpack.decode(blob, type=Standing)
         self.size, self.prev, self.at = standing.size, standing.prev, standing.at
-        self.threads, self.timeline = standing.threads, standing.timeline
+        self.threads, self.timeline, self.keeping = standing.threads, standing.timeline, standing.keeping
 
 
 Parted = tuple[str, str, int, int]

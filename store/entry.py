@@ -50,6 +50,7 @@ Amount = Annotated[int, msgspec.Meta(ge=-INTEGER_MAX, le=INTEGER_MAX)]
 Text = Annotated[str, msgspec.Meta(max_length=STRING_MAX)]
 Name = Annotated[str, msgspec.Meta(min_length=1, max_length=STRING_MAX)]
 Pair = Annotated[tuple[Count, ...], msgspec.Meta(max_length=2)]
+Pairs = tuple[tuple[Count, Count], ...]
 
 
 class Entry(msgspec.Struct, omit_defaults=True, forbid_unknown_fields=True, gc=False):
@@ -78,13 +79,16 @@ class Entry(msgspec.Struct, omit_defaults=True, forbid_unknown_fields=True, gc=F
     # a kind's own keys, sorted
     again: Text = ""
     attempt: Count = 0
+    basis: Text = ""
     boot: Text = ""
     by_ms: Count = 0
     cap: Amount = 0
+    cert: Text = ""
     channel: Text = ""
     confirm: Text = ""
     confirm_again: Text = ""
     confirmer: Text = ""
+    count: Count = 0
     counter: Count = 0
     credential: Text = ""
     driver: Text = ""
@@ -105,20 +109,25 @@ class Entry(msgspec.Struct, omit_defaults=True, forbid_unknown_fields=True, gc=F
     on_failure: Text = ""
     parent: Text = ""
     part: Pair = ()
+    payload: Text = ""
     person: Text = ""
+    places: Pairs = ()
     policy: Text = ""
     prior: Text = ""
     probe: Count = 0
     quorum: Count = 0
     request: Text = ""
     resource: Text = ""
+    runs: Pairs = ()
     scale: Count = 0
     scope: Text = ""
+    seal: Text = ""
     settle_ms: Count = 0
     tags: Text = ""
     target: Text = ""
     undo: Count = 0
     unit: Text = ""
+    upto: Count = 0
     v: Count = 0
     why: Text = ""
     within_ms: Count = 0

@@ -110,6 +110,13 @@ class HomeRefused(TheyErred):
     exit = 4
 
 
+class SealKey(TheyErred):
+    """The log is sealed, and its owner's key was not given, or is another one. Nothing was written."""
+
+    code = "seal_key_missing"
+    exit = 3
+
+
 class LogHeld(TheyErred):
     """Another process has held the file's write lock for 30 s. The message names it and whether it is stopped."""
 

@@ -1,33 +1,87 @@
-"""One database file as it lies there, in one snapshot, read by somebody who trusts nothing in it.
+"""What lies there, handed out row by row to somebody who trusts nothing in it: a database file, or a bundle.
 
-The log (sqlite.py) reads what it needs and believes its caches; here every row of every table is handed out, with the
-file's own complaints, and nothing is interpreted. A look holds a read transaction: others go on writing, and the -wal
-is not emptied meanwhile.
+`Source` is what whoever examines asks for. `Evidence` is a database, in one snapshot: the log (sqlite.py) reads what it
+needs and believes its caches; here every row of every table is handed out, with the file's own complaints, and nothing
+is interpreted. A look holds a read transaction: others go on writing, and the -wal is not emptied meanwhile. A bundle
+(bundle.py) is a source too, without caches.
 """
 
 from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from functools import cache
-from typing import Any, NamedTuple
+from functools import cache, cached_property
+from typing import Any, NamedTuple, Protocol
 
-from . import foreign, sqlite
+from . import foreign, gaps, sqlite
 from .entry import Entry, leaf, parse
 from .errors import Damaged, Malformed
+from .merkle import RUN, Peaks
+from .stubs import Stub, inside
+
+__all__ = [
+    "ALL",
+    "NONE",
+    "PLAIN",
+    "SEALED",
+    "DatabaseError",
+    "Evidence",
+    "Source",
+    "Stored",
+    "StoredMemo",
+    "StoredSaga",
+    "Stub",
+]
 
 DatabaseError = sqlite.apsw.Error  # type: ignore[attr-defined]  # one door to apsw: sqlite.py
 
 
 class Stored(NamedTuple):
-    """An entry's row. back: place of its saga's previous entry or -1; blob: the cell of its openings (`squeeze.unshut`
-    reads it); sig: root and signature, or its hash, or None."""
+    """An entry's row. back: place of its saga's previous entry or -1, None where nothing is kept beside a record (in a
+    bundle); blob: the cell of its openings (plain, compressed or sealed); sig: root and signature, or its hash, or
+    None."""
 
     seq: int
     line: bytes
-    back: int
+    back: int | None
     blob: bytes | None
     sig: bytes | None
+
+
+ALL, PLAIN, SEALED, NONE = "all", "plain", "sealed", "none"
+
+
+class Source(Protocol):
+    """Where the records of one log come from."""
+
+    payload: str
+    """Which openings come along: "all" there are (a database), "plain", "sealed", or "none" (missing ones then mean
+    nothing)."""
+
+    @property
+    def size(self) -> int:
+        """How many records there are, removed ones included."""
+
+    def genesis(self) -> Entry | None:
+        """The first entry; None if there is none that can be read."""
+
+    def stored(self, start: int = 0) -> Iterator[Stored | Stub]:
+        """Records from place `start` on and the stubs of removed ones, in order of place. Raises Malformed, Damaged."""
+
+    def line(self, seq: int) -> bytes | None:
+        """One record's bytes; None if it is not there. Asked for few: what a redaction names wrongly, or holds keep."""
+
+    def peaks(self, size: int) -> Peaks:
+        """The tree over the first `size` records. Raises Damaged where it cannot be grown; its root proves it."""
+
+    def checkpoints(self) -> Iterator[tuple[int, bytes]]:
+        """(size, root and signature) of signatures that lie beside the records, in order of size."""
+
+    def notes(self) -> list[bytes]:
+        """Signed notes that came along, with their cosignatures. None of them is trusted."""
+
+    def troubles(self) -> list[tuple[str, str]]:
+        """(code of a finding, reason): what is wrong with the file or folder as such."""
 
 
 class StoredSaga(NamedTuple):
@@ -52,6 +106,8 @@ class StoredMemo(NamedTuple):
 
 class Evidence:
     """A snapshot of one file. Raises Malformed, Damaged or TooNew if it is not a log that this version knows."""
+
+    payload = ALL
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         try:
@@ -94,14 +150,70 @@ class Evidence:
         except Malformed:
             return None
 
-    def stored(self) -> Iterator[Stored]:
-        """Every row of the log in order of its place."""
-        sql = "select seq, line, back, open, sig from entry order by seq"
-        return map(Stored._make, self._db.db.cursor().execute(sql))
+    def stored(self, start: int = 0) -> Iterator[Stored | Stub]:
+        """Every row of the log from `start` on, and the stubs, in order of place."""
+        sql = "select seq, line, back, open, sig from entry where seq >= ? order by seq"
+        rows = map(Stored._make, self._db.db.cursor().execute(sql, (start or -(1 << 63),)))
+        return _merged(rows, self.stubs(start)) if self._has("stub") else rows
+
+    def stubs(self, start: int = 0) -> Iterator[Stub]:
+        """What is kept of removed records, in order."""
+        if not self._has("stub"):
+            return iter(())
+        sql = "select start, level, hash from stub where start >= ? order by start"
+        return map(Stub._make, self._db.db.cursor().execute(sql, (start or -(1 << 63),)))
+
+    def line(self, seq: int) -> bytes | None:
+        line: bytes | None = self._db.one("select line from entry where seq = ?", (seq,))
+        return line
+
+    def peaks(self, size: int) -> Peaks:
+        """From the stored roots of full runs and what lies after them."""
+        runs = size // RUN
+        sql = "select n, data from tile where level = 1 and n < ? order by n"
+        found = self._db.run(sql, (runs,)).fetchall()
+        if [n for n, _ in found] != list(range(runs)) or any(len(data) != 32 for _, data in found):
+            raise Damaged(f"The roots of the first {runs} runs are not all there.", next="Run `amends verify`.")
+        tree = Peaks.restore([data for _, data in found], [])
+        for row in self.stored(runs * RUN) if size % RUN else ():
+            if isinstance(row, Stub):
+                place, width = row.start, 1 << row.level if 0 <= row.level < 8 else RUN
+            else:
+                place, width = row.seq, 1
+            if place != tree.size or place + width > size:
+                break
+            tree.skip(row.level, row.hash) if isinstance(row, Stub) else tree.extend([leaf(row.line)])
+            if tree.size == size:
+                break
+        if tree.size != size:
+            raise Damaged(f"The tree of the first {size} records cannot be grown: some are removed.", seq=tree.size)
+        tree.runs.clear()
+        return tree
+
+    def checkpoints(self) -> Iterator[tuple[int, bytes]]:
+        """Signatures of removed records, in order of the size that they are over."""
+        if not self._has("checkpoint"):
+            return iter(())
+        cursor = self._db.db.cursor().execute("select size, sig from checkpoint order by size")
+        return ((size, sig) for size, sig in cursor)
+
+    def notes(self) -> list[bytes]:
+        return []
+
+    def troubles(self) -> list[tuple[str, str]]:
+        return [("E_TABLE", reason) for reason in self.strangers()] + [
+            ("E_FILE", reason) for reason in self.complaints()
+        ]
+
+    def gaps(self, low: int, high: int) -> list[Stub]:
+        """The stubs that have records among low <= seq < high."""
+        return gaps.stubs(self._db, low, high)
 
     def leaf(self, i: int) -> bytes:
         """The hash of entry i, made from its line."""
         line = self._db.one("select line from entry where seq = ?", (i,))
+        if line is None and gaps.removed(self._db, i):
+            raise inside(i)
         if line is None:
             raise Damaged(f"Record {i} is missing.", next="Run `amends verify`.", seq=i)
         return leaf(line)
@@ -128,20 +240,61 @@ class Evidence:
         row = self._db.run("select first, saga, head, open, named from saga where first = ?", (first,)).fetchone()
         return StoredSaga(*row) if row else None
 
+    def datakey(self, saga: str) -> tuple[str, bytes] | None:
+        """Under which owner's key a saga's own key lies here, and its wrapped bytes."""
+        if not self._has("datakey"):
+            return None
+        row = self._db.run("select seal, wrapped from datakey where saga = ?", (saga,)).fetchone()
+        return (str(row[0]), bytes(row[1])) if row else None
+
+    def datakeys(self) -> int:
+        """How many sagas' keys lie here."""
+        return self.count("datakey") if self._has("datakey") else 0
+
+    def datakey_rows(self) -> Iterator[tuple[str, str, bytes]]:
+        """Every one of them: saga, id of the owner's key, wrapped bytes."""
+        if not self._has("datakey"):
+            return iter(())
+        cursor = self._db.db.cursor().execute("select saga, seal, wrapped from datakey order by saga")
+        return ((saga, seal, wrapped) for saga, seal, wrapped in cursor)
+
+    def line_of(self, origin: str, seq: int) -> bytes | None:
+        """One record of another log."""
+        line: bytes | None = self._db.one("select line from fentry where origin = ? and seq = ?", (origin, seq))
+        return line
+
     def memos(self) -> list[StoredMemo]:
         rows: list[Any] = self._db.run("select view, version, seq, h, blob from memo").fetchall()
         return [StoredMemo(*row) for row in rows]
 
     def origins(self) -> list[str]:
         """Whose logs lie here beside the device's own."""
-        if not self._db.one("select count(*) from sqlite_schema where name = 'fentry'"):
+        if not self._has("fentry"):
             return []
         return [str(row[0]) for row in self._db.run("select distinct origin from fentry order by origin").fetchall()]
 
-    def stored_of(self, origin: str) -> Iterator[Stored]:
-        """Every row of another log, in order of its place."""
+    def stored_of(self, origin: str) -> Iterator[Stored | Stub]:
+        """Every row of another log, and its stubs, in order of place."""
         sql = "select seq, line, back, open, sig from fentry where origin = ? order by seq"
-        return map(Stored._make, self._db.db.cursor().execute(sql, (origin,)))
+        rows = map(Stored._make, self._db.db.cursor().execute(sql, (origin,)))
+        if not self._has("fstub"):
+            return rows
+        sql = "select start, level, hash from fstub where origin = ? order by start"
+        return _merged(rows, map(Stub._make, self._db.db.cursor().execute(sql, (origin,))))
+
+    def checkpoints_of(self, origin: str) -> Iterator[tuple[int, bytes]]:
+        """Signatures of another log's removed records."""
+        if not self._has("fcheckpoint"):
+            return iter(())
+        sql = "select size, sig from fcheckpoint where origin = ? order by size"
+        return ((size, sig) for size, sig in self._db.db.cursor().execute(sql, (origin,)))
+
+    @cached_property
+    def _tables(self) -> frozenset[str]:
+        return frozenset(str(row[0]) for row in self._db.run("select name from sqlite_schema").fetchall())
+
+    def _has(self, table: str) -> bool:
+        return table in self._tables
 
     # -- the file -----------------------------------------------------------------------------------------------------
 
@@ -166,7 +319,20 @@ class Evidence:
         return [str(row[0]) for row in self._db.run("pragma integrity_check(10)").fetchall() if row[0] != "ok"]
 
 
-_OPTIONAL = ("fentry",)
+_OPTIONAL = ("fentry", "fstub", "fcheckpoint", "stub", "checkpoint", "datakey", "sealing")
+
+
+def _merged(rows: Iterator[Stored], stubs: Iterator[Stub]) -> Iterator[Stored | Stub]:
+    """In order of place; a stub before a record of the same place."""
+    stub = next(stubs, None)
+    for row in rows:
+        while stub is not None and stub.start <= row.seq:
+            yield stub
+            stub = next(stubs, None)
+        yield row
+    while stub is not None:
+        yield stub
+        stub = next(stubs, None)
 
 
 def _schema(db: Any) -> dict[tuple[str, str], tuple[str, str]]:
@@ -176,9 +342,11 @@ def _schema(db: Any) -> dict[tuple[str, str], tuple[str, str]]:
 
 @cache
 def _expected() -> dict[tuple[str, str], tuple[str, str]]:
+    from .sealing import SEALING  # made when they are first needed, and looked at only here
+
     db = sqlite._Db(":memory:", False)  # not as a writer, who would first make a file of that name
     try:
-        for table in (*sqlite._SCHEMA, *foreign.SCHEMA):
+        for table in (*sqlite._SCHEMA, *foreign.SCHEMA, *foreign.GAPS, *gaps.SCHEMA, sqlite.DATA_KEYS, SEALING):
             db.run(table)
         return _schema(db)
     finally:

@@ -4,6 +4,9 @@ Every line is parsed by the strict grammar and hashed, every opening is hashed a
 grown again and compared at every stored root, every signature is checked, and every saga is followed from its first
 record to its last. Pure: it is handed rows and keeps findings.
 
+What is not there has to be explained: an opening by a later redaction, a run of records by compactions and by the
+stubs that the tree needs of it. What is sealed is read if whoever examines has the key, and is counted if not.
+
 After a break it goes on from what the next record says the hash was, so that one edited record is one finding and the
 next edit is still seen. Which of two records was edited is told by the one after them. What another finding explains
 is left out.
@@ -11,20 +14,24 @@ is left out.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from hashlib import sha256
 from typing import Any, NamedTuple
 
-from . import note
+from . import note, seal
 from .anchor import Anchor
 from .chain import ENDED, OPENED, Parted, Standing, Thread, after_part, misplaced
-from .entry import VERSION, ZERO, Entry, leaf, parse, parse_opening, unfinished
+from .entry import INTEGER_MAX, VERSION, ZERO, Entry, leaf, parse, parse_opening, unfinished
 from .errors import Illegal, Malformed
-from .evidence import Stored
-from .facts import BOOTED, GENESIS
+from .evidence import NONE, Stored, Stub
+from .facts import BOOTED, COMPACTED, FORGOTTEN, GENESIS, REDACTED
 from .fold import Timeline
+from .keeping import EVERYTHING, Keeping
+from .keeping import KINDS as KEPT
 from .keys import origin_of
 from .merkle import Peaks
+from .redact import about, control
+from .removed import ABSENT, CONTROL, TWICE, Openings, Runs, Span
 from .squeeze import unshut
 
 INTACT, TAMPERED, UNVERIFIED, ROLLED_BACK, FORKED, POLICY, MALFORMED = (
@@ -63,6 +70,13 @@ CODES = {
     "E_CACHE": (TAMPERED, "a derived table is not what the records fold to"),
     "E_TABLE": (TAMPERED, "the file holds something that is not ours"),
     "E_PACK": (TAMPERED, "a packed run is not what was packed"),
+    "E_STUB": (TAMPERED, "what is kept of removed records does not fit the log"),
+    "E_COMPACT_INCOMPLETE": (TAMPERED, "a compaction names records that are still there"),
+    "E_REDACT_INCOMPLETE": (TAMPERED, "what a record says was destroyed is still there"),
+    "E_KEY_MISSING": (TAMPERED, "the key of a saga is gone and no record says why"),
+    "E_CIPHERTEXT": (TAMPERED, "a sealed opening or a saga's key was altered, or lies in another's place"),
+    "E_BUNDLE": (TAMPERED, "a bundle's files are not the ones that it names"),
+    "E_PROOF": (TAMPERED, "a proof does not lead from a record, or an older head, to the signed root"),
     "E_FORKED": (FORKED, "two histories of one device"),
     "E_ROLLED_BACK": (ROLLED_BACK, "the log is shorter than this device remembers"),
     "E_IDENTITY": (ROLLED_BACK, "the log, the keys and the anchors are not of one device"),
@@ -71,8 +85,17 @@ CODES = {
     "E_RANGE": (MALFORMED, "a value outside its range"),
     "E_VERSION": (MALFORMED, "written by a newer version"),
     "E_FILE": (MALFORMED, "the file cannot be read as a database"),
+    "E_DISCLOSURE": (MALFORMED, "a disclosure was written outside its grammar"),
+    "E_NOTE": (MALFORMED, "a signed note was written outside its grammar"),
+    "E_CHECKPOINT": (MALFORMED, "a signed text is no head of a log"),
     "E_EMPTY": (UNVERIFIED, "there is no record"),
     "E_MEMO": (UNVERIFIED, "a memo of another version cannot be made again here"),
+    "E_ANCHOR": (UNVERIFIED, "a note that was given says nothing about this log"),
+    "E_WRONG_KEY": (UNVERIFIED, "the key that was given is not the one that openings are sealed under"),
+    "E_KEYS_ABSENT": (UNVERIFIED, "openings are sealed and no saga's key is there"),
+    "E_REQUIRED": (UNVERIFIED, "what was demanded cannot be shown"),
+    "E_QUORUM": (POLICY, "too few of the witnesses that the policy trusts have signed"),
+    "E_STRANGE": (POLICY, "the log is not one that the policy names"),
 }
 """code -> (verdict, what it means). A finding's reason says the rest."""
 
@@ -81,6 +104,10 @@ _CAUSES = frozenset(("E_CHAIN", "E_ORDER", "E_GAP", "E_GRAMMAR", "E_NONCANONICAL
 ROOT_BYTES, SIGNED_BYTES = 32, 96
 FINDINGS_MAX = 1000  # memory is bounded, however broken a log is
 UNSIGNED_MAX = 1000  # a commit that takes the unsigned tail this far signs
+LEVEL_MAX = 53  # of a stub
+
+Unseal = Callable[[Entry, "seal.Part"], bytes | None]
+"""unseal(entry, part) -> the opening's line, None if it cannot be read here. Raises Malformed for altered bytes."""
 
 
 class Finding(NamedTuple):
@@ -108,7 +135,17 @@ class _Link:
 class Examiner:
     """Takes in the rows of one log in order and keeps what does not add up."""
 
-    def __init__(self, key: bytes = b"", view: Any = None, anchors: Sequence[Anchor] = ()) -> None:
+    def __init__(
+        self,
+        key: bytes = b"",
+        view: Any = None,
+        anchors: Sequence[Anchor] = (),
+        *,
+        payload: str = "",
+        look: Callable[[int], bytes | None] = lambda seq: None,
+        checkpoints: Iterable[tuple[int, bytes]] = (),
+        unseal: Unseal = lambda entry, part: None,
+    ) -> None:
         self.findings: list[Finding] = []
         self.more = 0  # findings beyond those
         self._codes: set[str] = set()
@@ -120,9 +157,25 @@ class Examiner:
         self.unsigned: list[str] = []  # kinds after it that a commit signs for
         self.view, self.view_trouble = view, ""
         self.timeline = Timeline([], 0, 0, (0, 0))
+        self.keeping = Keeping({}, "", [], [])
         self.threads: dict[str, Thread] = {}
         self.sagas = 0
         self.anchored = 0
+        self.matched: list[Anchor] = []  # anchors that the tree agreed with
+        self.passed: list[Anchor] = []  # anchors at sizes whose root cannot be computed any more
+        self.began = 0  # at which place: what lies before is taken as given
+        self.openings, self.runs = Openings(), Runs()
+        self.read = self.unread = self.withheld = self.forgotten = 0  # openings
+        self.seals: set[str] = set()  # ids of owners' keys that the log names
+        self._payload, self._look, self._unseal = payload, look, unseal
+        self._checkpoints: Iterator[tuple[int, bytes]] = iter(checkpoints)
+        self._next_checkpoint = next(self._checkpoints, None)
+        self._stop = 0  # the size at which the tree is to be compared next
+        self._stubbed = -1  # first place of the stubs that no good root has covered yet
+        self._ends_in_stub = False
+        self._unfit = False  # a stub or record was left out, and nothing has been taken since
+        self._bare = False  # nothing is kept beside the records
+        self._after: bytes | None = None  # the hash that the next record must name, where a stub tells it
         self._key = key
         self._origin = origin_of(key) if key else ""
         self._anchors = sorted(anchors, key=lambda anchor: anchor.size)
@@ -147,19 +200,76 @@ class Examiner:
 
     def result(self) -> list[Finding]:
         """What was found, in order, without what another finding explains."""
-        causes = sorted(f.seq for f in self.findings if f.code in _CAUSES)
+        causes = [f.seq for f in self.findings if f.code in _CAUSES]
+        stubs = [f.seq for f in self.findings if f.code == "E_STUB"]
         kept: dict[tuple[str, int], Finding] = {}
         for finding, low in zip(self.findings, self._low, strict=True):
-            explained = finding.code not in _CAUSES and any(low <= cause <= finding.seq for cause in causes)
+            why = causes if finding.code == "E_STUB" else causes + stubs
+            explained = finding.code not in _CAUSES and any(low <= cause <= finding.seq for cause in why)
             if not explained:
                 kept.setdefault((finding.code, finding.seq), finding)
         return sorted(kept.values(), key=lambda finding: finding.seq if finding.seq >= 0 else 1 << 60)
 
     # -- one row ------------------------------------------------------------------------------------------------------
 
+    def begin_at(self, tree: Peaks, key: bytes, before: bytes | None) -> None:
+        """Take the first records as given: their tree, the log's key, the newest one's line. What they began is not
+        known."""
+        self.tree, self.began = tree, tree.size
+        self._key, self._origin = key, origin_of(key)
+        self.size, self._hole = tree.size, tree.size - 1
+        self.signed_size = tree.size
+        self._after = leaf(before) if before is not None else None
+        while self._next_checkpoint and self._next_checkpoint[0] < tree.size:
+            self._next_checkpoint = next(self._checkpoints, None)
+        self._compare()
+
+    def take_stub(self, stub: Stub) -> bool:
+        """What is kept of removed records, in order of places. False for what is none."""
+        start, level, hash = stub
+        if not 0 <= level <= LEVEL_MAX or len(hash) != ROOT_BYTES or start < 0 or start & ((1 << level) - 1):
+            self._no_stub(max(0, start), "it is no stub: a place that its width divides, and a hash, are asked")
+            return False
+        if start < self.size:
+            self._no_stub(start, "a stub stands for records that are there, or that another one stands for")
+            return False
+        if start > self.size:
+            self._missing(self.size, start, None)
+        self._settle()
+        self._grow()
+        if start == 0:
+            self.find("E_STUB", 0, "the first record is never removed")
+        if self._parted:
+            self.find("E_PART", start, f"part {self._parted[2]} of {self._parted[3]} is missing", low=start - 1)
+            self._parted = None
+        if self.tree_known:
+            self.tree.skip(level, hash)
+        self._stubbed = start if self._stubbed < 0 else self._stubbed
+        self._after = hash if level == 0 else None
+        self.size = start + (1 << level)
+        self.runs.gap(start, self.size - 1)
+        self._ends_in_stub = True
+        if self.tree_known and self.size >= self._stop:
+            self._compare()
+        return True
+
+    def _no_stub(self, seq: int, why: str) -> None:
+        """The tree cannot be grown past it. One is told of those that lie together."""
+        if not self._unfit:
+            self.find("E_STUB", seq, why)
+        self._unfit, self.tree_known = True, False
+
     def take(self, row: Stored) -> Entry | None:
         """One row, in order of places. Returns its entry if its line has the grammar."""
         seq, line = row.seq, row.line
+        if not 0 <= seq <= INTEGER_MAX:
+            self.find("E_TABLE", -1, f"a record at place {seq}")
+            return None
+        if seq < self.size:
+            self._no_stub(seq, "a stub stands for a record that is there")
+            return None
+        self._ends_in_stub = self._unfit = False
+        self._bare = row.back is None
         entry: Entry | None = None
         bad = None
         try:
@@ -179,9 +289,13 @@ class Examiner:
     def _place(self, link: _Link, entry: Entry | None) -> None:
         seq, expected = link.seq, self.size
         shift = seq - entry.seq if entry else self._shift
+        after, self._after = self._after, None
         self.size = seq + 1
         if seq > expected:
-            self._gap(link, expected)
+            self._missing(expected, seq, link.claim)
+        elif after is not None and link.claim not in (None, after):
+            self.find("E_STUB", seq, "it names another record before it than what is kept of that one", low=seq)
+            self.tree_known = False
         elif shift != self._shift and entry and not self._follows(link):
             if self._shift == 0:
                 self.find("E_ORDER", seq, f"at place {seq} lies a record that says it is {entry.seq}")
@@ -199,16 +313,18 @@ class Examiner:
     def _follows(self, link: _Link) -> bool:
         return bool(self._held) and link.claim == self._held[-1].hash
 
-    def _gap(self, link: _Link, expected: int) -> None:
-        missing = link.seq - expected
-        what = f"record {expected} is" if missing == 1 else f"records {expected} to {link.seq - 1} are"
+    def _missing(self, expected: int, seq: int, claim: bytes | None) -> None:
+        """Nothing lies where the next record is expected, up to this place."""
+        missing = seq - expected
+        what = f"record {expected} is" if missing == 1 else f"records {expected} to {seq - 1} are"
         self.find("E_GAP", expected, f"{what} missing")
+        self.runs.gap(expected, seq - 1)
         self._settle()
-        if missing == 1 and link.claim is not None:
-            self._leaf(link.claim)
+        if missing == 1 and claim is not None:
+            self._leaf(claim)
         else:
             self.tree_known = False
-        self._hole = link.seq
+        self._hole = seq
 
     def _break(self, seq: int) -> None:
         self._settle()
@@ -304,24 +420,43 @@ class Examiner:
     def _leaf(self, hash: bytes) -> None:
         leaves = self._leaves
         leaves.append(hash)
-        if len(leaves) >= 512 or (self._anchors and self.tree.size + len(leaves) == self._anchors[0].size):
+        if len(leaves) >= 512 or self.tree.size + len(leaves) >= self._stop:
             self._grow()
 
     def _grow(self) -> None:
         self.tree.extend(self._leaves)
         self._leaves = []
-        while self._anchors and self._anchors[0].size == self.tree.size:
-            anchor = self._anchors.pop(0)
-            if not self.tree_known:
-                continue
-            if self.tree.root() != anchor.root:
-                self.find(
-                    "E_FORKED",
-                    anchor.size - 1,
-                    f"this device signed another history of the first {anchor.size} records ({anchor.path})",
-                )
+        self._compare()
+
+    def _compare(self) -> None:
+        """Hold the tree as it stands against the anchors and signatures of this very size."""
+        size = self.tree.size
+        while self._next_checkpoint and self._next_checkpoint[0] <= size:
+            at, sig = self._next_checkpoint
+            if at < size or at <= 0 and self.tree_known:
+                self.find("E_STUB", size - 1, f"a signature over {at} records lies where the tree has no such size")
+            elif len(sig) != SIGNED_BYTES:
+                self.find("E_SIGNATURE", at - 1, f"{len(sig)} bytes where a signed root belongs")
             else:
-                self.anchored = anchor.size
+                self._check_root(at, sig)
+            self._next_checkpoint = next(self._checkpoints, None)
+        while self._anchors and self._anchors[0].size <= size:
+            self._check_anchor(self._anchors.pop(0))
+        anchor = self._anchors[0].size if self._anchors else 1 << 62
+        self._stop = min(anchor, self._next_checkpoint[0]) if self._next_checkpoint else anchor
+
+    def _check_anchor(self, anchor: Anchor) -> None:
+        size = anchor.size
+        if not self.tree_known:
+            return
+        if size < self.tree.size:
+            self.passed.append(anchor)
+        elif self.tree.root() != anchor.root:
+            whose = f"this device signed another history of the first {size} records ({anchor.path})"
+            self.find("E_FORKED", size - 1, whose)
+        else:
+            self.anchored = max(self.anchored, size)
+            self.matched.append(anchor)
 
     # -- heads --------------------------------------------------------------------------------------------------------
 
@@ -336,21 +471,39 @@ class Examiner:
             self.find("E_SIGNATURE", seq, f"{len(sig)} bytes where a hash or a signed root belongs")
             return
         self._grow()
-        root, size = sig[:ROOT_BYTES], seq + 1
+        self._check_root(seq + 1, sig)
+
+    def _check_root(self, size: int, sig: bytes) -> None:
+        """Hold a signed root against the tree, which stands at its size."""
+        root, seq = sig[:ROOT_BYTES], size - 1
         sound = note.verify(self._key, note.checkpoint_body(self._origin, size, root), sig[ROOT_BYTES:])
         right = not self.tree_known or self.tree.root() == root
-        if not right and not self._root_bad:
+        if not right and not self._root_bad and self._stubbed >= 0:
+            first = self._stubbed
+            self.find(
+                "E_STUB", first, f"records and stubs from {first} to {seq} are not what was signed for", low=first
+            )
+            self.tree_known = False
+        elif not right and not self._root_bad:
             self.find("E_ROOT", seq, f"the first {size} records do not have the root that {_by(sound)} them")
         elif right and not sound and not self._signature_bad:
             self.find("E_SIGNATURE", seq, f"the signature over the first {size} records does not hold", low=0)
         self._root_bad, self._signature_bad = not right, not sound
         if right and sound and self.tree_known:
-            self.signed_size = size
-            self.unsigned = []
+            self.signed_size = max(size, self.signed_size)
+            self.unsigned, self._stubbed = [], -1
 
     # -- one entry ----------------------------------------------------------------------------------------------------
 
     def _openings(self, entry: Entry, row: Stored) -> None:
+        if self._payload == NONE and row.blob is None:
+            self.withheld += len(entry.c)
+        elif seal.is_sealed(row.blob):
+            self._sealed(entry, row)
+        else:
+            self._plain(entry, row)
+
+    def _plain(self, entry: Entry, row: Stored) -> None:
         try:
             lines = _lines(unshut(row.blob)) if row.blob is not None else []
         except Malformed as error:
@@ -363,14 +516,45 @@ class Examiner:
             line = lines[place] if place < len(lines) else None
             if line is not None and sha256(line).hexdigest() == commitment:
                 place += 1
+                self.read += 1
                 self._opening_grammar(line, row.seq)
             elif line is None or sha256(line).hexdigest() in entry.c[i + 1 :]:
-                self.find("E_OPENING_MISSING", row.seq, f"opening {i} is gone and no record says why", low=row.seq)
+                self.openings.missing(row.seq, i, control(entry, i))
             else:
                 place += 1
                 self.find("E_OPENING", row.seq, f"opening {i} is not the one that was committed to", low=row.seq)
         if place < len(lines):
             self.find("E_OPENING_EXTRA", row.seq, f"{len(lines) - place} openings that nothing commits to", low=row.seq)
+
+    def _sealed(self, entry: Entry, row: Stored) -> None:
+        """Without the key: whether they are shaped as sealed openings are, and which are there."""
+        assert row.blob is not None
+        try:
+            parts = {part.place: part for part in seal.parts(row.blob)}
+        except Malformed as error:
+            self.find("E_OPENING" if entry.c else "E_OPENING_EXTRA", row.seq, error.message, low=row.seq)
+            return
+        for i in range(len(entry.c)):
+            if i in parts:
+                self._sealed_one(entry, row.seq, parts.pop(i))
+            else:
+                self.openings.missing(row.seq, i, control(entry, i))
+        if parts:
+            self.find("E_OPENING_EXTRA", row.seq, f"{len(parts)} openings that nothing commits to", low=row.seq)
+
+    def _sealed_one(self, entry: Entry, seq: int, part: seal.Part) -> None:
+        try:
+            line = self._unseal(entry, part)
+        except Malformed as error:
+            self.find("E_CIPHERTEXT", seq, f"opening {part.place}: {error.message}", low=seq)
+            return
+        if line is None:
+            self.unread += 1
+        elif sha256(line).hexdigest() != entry.c[part.place]:
+            self.find("E_OPENING", seq, f"opening {part.place} is not the one that was committed to", low=seq)
+        else:
+            self.read += 1
+            self._opening_grammar(line, seq)
 
     def _opening_grammar(self, line: bytes, seq: int) -> None:
         try:
@@ -391,7 +575,7 @@ class Examiner:
             self._begin(entry)
         self._parts(entry, seq)
         back = self._thread(entry, seq) if entry.saga else -1
-        if back is not None and row.back != back:
+        if back is not None and row.back is not None and row.back != back:
             self.find("E_BACK", seq, f"its saga's previous record is {back}, the pointer says {row.back}", low=back)
         self._fold(entry, seq)
 
@@ -446,13 +630,15 @@ class Examiner:
     def _fold(self, entry: Entry, seq: int) -> None:
         timeline = self.timeline
         lived = timeline.lived
-        if entry.up or entry.kind == BOOTED:
+        if (entry.up or entry.kind == BOOTED) and not self.began:
             try:
                 lived = timeline.at_entry(entry)
                 timeline.fold(entry, lived)
             except Illegal as error:
                 self.find("E_CLOCK", seq, error.message, low=0)
                 return
+        if entry.kind in KEPT and not self._keep(entry, seq):
+            return
         if self.view is None or self.view_trouble or unfinished(entry):
             return
         try:
@@ -460,6 +646,82 @@ class Examiner:
         except Exception as error:  # whatever a record from anywhere makes a fold do, it is a finding about the record
             self.view_trouble = f"record {seq}"
             self.find("E_ILLEGAL", seq, f"{entry.kind} cannot follow what stands before it: {words(error)}", low=0)
+
+    def _keep(self, entry: Entry, seq: int) -> bool:
+        """What the log does with itself. From a later start on, what stood before is not known, and not judged."""
+        if entry.kind == REDACTED:
+            self._redacted(entry, seq)
+        elif entry.kind == COMPACTED:
+            self._compacted(entry, seq)
+        if entry.seal:
+            self.seals.add(entry.seal)
+        if self.began:
+            return True
+        try:
+            self.keeping.check(entry)
+            self._allowed(entry)
+        except Illegal as error:
+            self.find("E_ILLEGAL", seq, error.message, low=0)
+            return False
+        self.keeping.fold(entry)
+        return True
+
+    def _allowed(self, entry: Entry) -> None:
+        """Raise Illegal for what a hold forbids."""
+        target = entry.target if entry.kind == FORGOTTEN else EVERYTHING if entry.kind == COMPACTED else ""
+        hold = self.keeping.held(target) if target else None
+        if hold is not None:
+            raise Illegal(f"{entry.kind} while the hold of record {hold} stands.")
+
+    def _redacted(self, entry: Entry, seq: int) -> None:
+        for at, place in entry.places:
+            if at >= entry.seq:
+                self.find("E_ILLEGAL", seq, f"it names record {at}, which is not before it", low=seq)
+            elif at >= self.began and at not in self.runs:
+                self._redacted_one(seq, at, place)
+
+    def _redacted_one(self, seq: int, at: int, place: int) -> None:
+        said = self.openings.name(at, place) if self._payload != NONE else ""
+        if said == TWICE:
+            self.find("E_ILLEGAL", seq, f"opening {place} of record {at} is redacted a second time", low=0)
+        elif said == CONTROL:
+            self.find("E_ILLEGAL", seq, f"record {at} is one that nobody may redact", low=0)
+        elif said == ABSENT:
+            self._not_redacted(seq, at, place)
+        if self.keeping.holds and (hold := self._held_at(at)) is not None:
+            self.find("E_ILLEGAL", seq, f"record {at} is redacted while the hold of record {hold} stands", low=0)
+
+    def _not_redacted(self, seq: int, at: int, place: int) -> None:
+        entry = self._entry_at(at)
+        if entry is not None and place < len(entry.c):
+            self.find(
+                "E_REDACT_INCOMPLETE", at, f"record {seq} says that opening {place} was destroyed; it is there", low=at
+            )
+        elif entry is not None:
+            self.find("E_ILLEGAL", seq, f"record {at} never had an opening {place}", low=0)
+
+    def _held_at(self, at: int) -> int | None:
+        entry = self._entry_at(at)
+        return self.keeping.held(about(entry)) if entry else None
+
+    def _entry_at(self, seq: int) -> Entry | None:
+        line = self._look(seq)
+        try:
+            return parse(line) if line is not None else None
+        except Malformed:
+            return None  # a finding already
+
+    def _compacted(self, entry: Entry, seq: int) -> None:
+        runs = [Span(*run) for run in entry.runs]
+        before = 0
+        for run in runs:
+            if not before < run.first <= run.last < entry.seq:
+                self.find("E_ILLEGAL", seq, "the runs that it names are not sorted, apart and before it", low=seq)
+                return
+            before = run.last
+        if sum(run.last - run.first + 1 for run in runs) != entry.count:
+            self.find("E_ILLEGAL", seq, "it counts other than the records that it names", low=seq)
+        self.runs.name([Span(max(run.first, self.began), run.last) for run in runs if run.last >= self.began])
 
     @property
     def origin(self) -> str:
@@ -473,7 +735,7 @@ class Examiner:
 
     def standing(self) -> Standing:
         """What a memo at this place must say about open sagas and clocks."""
-        return Standing(self.size, self.newest_hash.hex(), self.at, self.threads, self.timeline)
+        return Standing(self.size, self.newest_hash.hex(), self.at, self.threads, self.timeline, self.keeping)
 
     # -- the end ------------------------------------------------------------------------------------------------------
 
@@ -483,15 +745,43 @@ class Examiner:
         self._grow()
         if self._parted:
             self.find("E_PART", self.size - 1, f"part {self._parted[2]} of {self._parted[3]} is missing", low=0)
+        if self._ends_in_stub:
+            self.find("E_STUB", self.size - 1, "the newest record is never removed", low=0)
+        self._missed_anchors()
+        self._unexplained_openings()
+        self._unexplained_runs()
+        self._signed(last)
+
+    def _missed_anchors(self) -> None:
+        end = max(0, self.size - 1)
         for anchor in self._anchors:
             if anchor.size > self.size:
-                self.find(
-                    "E_ROLLED_BACK",
-                    max(0, self.size - 1),
-                    f"there are {self.size} records and this device signed {anchor.size} ({anchor.path})",
-                )
+                reason = f"there are {self.size} records and this device signed {anchor.size} ({anchor.path})"
+                self.find("E_ROLLED_BACK", end, reason)
                 break
-        if last is not None and last.sig is None:
+        if self._next_checkpoint and self.tree_known:
+            size = self._next_checkpoint[0]
+            self.find("E_STUB", end, f"a signature over {size} records lies beside {self.size}", low=0)
+
+    def _unexplained_openings(self) -> None:
+        gone = frozenset(self.keeping.forgotten)
+        for seq, place in self.openings.unexplained():
+            entry = self._entry_at(seq) if gone else None
+            if entry is not None and entry.saga in gone:
+                self.forgotten += 1
+            else:
+                self.find("E_OPENING_MISSING", seq, f"opening {place} is gone and no record says why", low=seq)
+
+    def _unexplained_runs(self) -> None:
+        for first, last in self.runs.unexplained():
+            self.find("E_GAP", first, f"records {first} to {last} were removed and no record says why")
+        for first, last in self.runs.unremoved():
+            self.find("E_COMPACT_INCOMPLETE", first, f"records {first} to {last} are there, and are said to be removed")
+        for first, last in self.runs.doubled():
+            self.find("E_ILLEGAL", first, f"records {first} to {last} are said to be removed twice", low=first)
+
+    def _signed(self, last: _Link | None) -> None:
+        if last is not None and last.sig is None and not self._bare:
             self.find(
                 "E_UNSIGNED", last.seq, "the last record has neither a signature nor its hash beside it", low=last.seq
             )
@@ -499,7 +789,7 @@ class Examiner:
             tail = self.size - self.signed_size
             if not self.signed_size:
                 self.find("E_UNSIGNED", 0, "no record of this log is under a signature", low=0)
-            elif tail > UNSIGNED_MAX:
+            elif tail > UNSIGNED_MAX or tail and self._bare:
                 self.find("E_UNSIGNED", self.size - 1, f"the last {tail} records are under no signature", low=0)
             elif self.unsigned:
                 self.find("E_UNSIGNED", self.size - 1, "a saga's end is under no signature", low=0)

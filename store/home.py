@@ -122,6 +122,11 @@ class Home:
         return self.device / "install.next"
 
     @property
+    def restored(self) -> Path:
+        """What the home came from, as long as nobody has decided that it goes on."""
+        return self.device / "restored"
+
+    @property
     def anchor(self) -> Path:
         return self.device / "anchor"
 

@@ -13,7 +13,7 @@ head can (they are asked by the mesh).
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from hashlib import sha256
 from pathlib import Path
 from time import monotonic, sleep
@@ -24,16 +24,19 @@ import msgspec
 from . import driver, foreign
 from .anchor import Anchor
 from .anchor import read_all as read_anchors
-from .chain import Chain, Row
+from .chain import Chain, Draft, Row
 from .clock import Clock, SystemClock
 from .entry import Entry, parse
 from .errors import Damaged, HomeRefused, LogHeld, Malformed, YouErred
-from .evidence import DatabaseError, Evidence
+from .evidence import DatabaseError, Evidence, Stored
+from .facts import SEALED
 from .fold import NoView, View
 from .home import SEED_BYTES, Home, Install, adopt_words, in_words, keys_missing, new_id, replace_file, sync_folder
 from .keys import Follows, Identity, Reader, Warn, origin_of, say
 from .merkle import EMPTY, HashReader, root_at
+from .seal import Owner
 from .sqlite import SqliteLog, open_read
+from .stubs import Stub
 
 FIRST_ANCHOR_S = 1.0
 """How long a log without any anchor is waited for, in seconds: whoever makes one anchors it at once."""
@@ -50,6 +53,15 @@ class Peek(HashReader, Protocol):
 
     def genesis(self) -> Entry | None:
         """Its first entry, None if there is none."""
+
+
+class Restored(msgspec.Struct, frozen=True):
+    """What a restored home came from, kept in `device/restored` until it is adopted: id of the backup, origin and size
+    of the log in it."""
+
+    id: str
+    origin: str
+    size: int
 
 
 class Objection(NamedTuple):
@@ -70,6 +82,12 @@ def objections(identity: Identity | Reader, anchors: list[Anchor], peek: Peek) -
     """What speaks against going on with this log, worst first. Read the anchors before opening `peek`: the database
     is then never behind them by honest means."""
     genesis = peek.genesis()
+    if genesis is not None and _restored(identity.home, genesis):
+        yield Objection(
+            "restored",
+            "This home was restored from a backup. The device it was copied from may live on, and two homes that sign "
+            "under one key are two histories of one device.",
+        )
     if genesis is not None and genesis.log != identity.log_key.hex():
         yield Objection(
             "foreign_log",
@@ -99,6 +117,17 @@ def objections(identity: Identity | Reader, anchors: list[Anchor], peek: Peek) -
             )
 
 
+def _restored(home: Home, genesis: Entry) -> bool:
+    """Whether the log is the one that a backup brought here, and nobody has decided yet that it goes on."""
+    try:
+        mark = msgspec.json.decode(home.restored.read_bytes(), type=Restored)
+    except FileNotFoundError:
+        return False
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return True
+    return mark.origin == origin_of(bytes.fromhex(genesis.log))
+
+
 def _behind(anchor: Anchor, size: int) -> str:
     holds = f"holds {size} records" if size else "is empty or gone"
     return (
@@ -114,17 +143,26 @@ def open_log(
     clock: Clock | None = None,
     write: bool = True,
     warn: Warn | None = None,
+    owner: Callable[[], Owner | None] | None = None,
 ) -> SqliteLog:
     """The device's log, created on first use; opened for reading only, with one warning per trouble, if not `write`.
+    owner: asked for the key of a log that is sealed.
 
     Raises HomeRefused (exit 4) if this home may not go on writing, and what opening the file raises.
     """
     home = home if isinstance(home, Home) else Home(home)
     with in_words(home.path):
-        return _open_log(home, view, clock, write, say if warn is None else warn)
+        return _open_log(home, view, clock, write, say if warn is None else warn, owner)
 
 
-def _open_log(home: Home, view: View, clock: Clock | None, write: bool, warn: Warn) -> SqliteLog:
+def _open_log(
+    home: Home,
+    view: View,
+    clock: Clock | None,
+    write: bool,
+    warn: Warn,
+    owner: Callable[[], Owner | None] | None,
+) -> SqliteLog:
     if write:
         home.create()
     with_keys = home.seed.exists()
@@ -161,7 +199,9 @@ def _open_log(home: Home, view: View, clock: Clock | None, write: bool, warn: Wa
     for text in (*home.warnings, *troubles):
         warn(text)
     home.warnings.clear()
-    return SqliteLog(home.db, view, identity, clock=clock, write=write, holder=lambda: holders(home), warn=warn)
+    return SqliteLog(
+        home.db, view, identity, clock=clock, write=write, holder=lambda: holders(home), warn=warn, owner=owner
+    )
 
 
 def _anchored_soon(home: Home, identity: Identity) -> bool:
@@ -307,43 +347,57 @@ def _adopt(home: Home, why: dict[str, Any], clock: Clock) -> list[Left]:
     seed = home.load_seed()
     was = home.load_install() if home.install.exists() else Install("", 0)
     old = Identity(home, was, seed) if was.install else None
-    origin, size, root, left = _followed(home)
+    origin, size, root, left, sealed = _followed(home)
     lost = _lost(home, old, size, root)
     given_up = dict.fromkeys([*was.left, *([old.origin] if old else []), *([origin] if origin else [])])
     install = Install(new_id(), was.incarnation + 1, synced_ok=was.synced_ok, left=list(given_up))
     identity = Identity(home, install, seed)
     follows = Follows(origin or (old.origin if old else "unknown"), size, root, why | lost)
-    row, root, signature = _first_row(identity, follows, clock)
+    rows, root, signature = _first_rows(identity, follows, sealed, clock)
     home.save_install(install, next=True)
-    foreign.retire(home.db, origin, row, root + signature)
+    foreign.retire(home.db, origin, rows, root + signature)
     _settle_adoption(home)
-    identity.anchor(1, root, signature, sync=True)
+    identity.anchor(len(rows), root, signature, sync=True)
+    home.restored.unlink(missing_ok=True)
     return left
 
 
-def _followed(home: Home) -> tuple[str, int, bytes, list[Left]]:
-    """Origin, size, root and open sagas of the log that lies there, followed from its first record to its last."""
+def _followed(home: Home) -> tuple[str, int, bytes, list[Left], str]:
+    """Origin, size, root, open sagas and seal of the log that lies there, followed from its first record to its
+    last."""
     if _genesis(home) is None:
-        return "", 0, EMPTY, []
+        return "", 0, EMPTY, [], ""
     chain = Chain(NoView())
     with Evidence(home.db) as evidence:
         genesis = evidence.genesis()
         for row in evidence.stored():
             try:
-                hash = chain.follow(parse(row.line), row.line)
-                chain.tree.extend([hash])
-                if row.sig is not None and row.sig[:32] not in (hash, chain.tree.root()):
-                    raise Damaged("it is not what was written there.")
+                _follow_row(chain, row)
             except (Damaged, Malformed) as error:
                 raise Damaged(
-                    f"What lies here does not add up at record {row.seq}, and is not followed: {error.message}",
+                    f"What lies here does not add up at record {row[0]}, and is not followed: {error.message}",
                     next=f"`amends verify` says more. Move {home.db} away to begin without it.",
-                    seq=row.seq,
+                    seq=row[0],
                 ) from error
     if genesis is None:
-        return "", 0, EMPTY, []
+        return "", 0, EMPTY, [], ""
     left = [Left(saga, thread.first, thread.head) for saga, thread in chain.threads.items()]
-    return origin_of(bytes.fromhex(genesis.log)), chain.size, chain.tree.root(), left
+    return origin_of(bytes.fromhex(genesis.log)), chain.size, chain.tree.root(), left, chain.keeping.seal
+
+
+def _follow_row(chain: Chain, row: Stored | Stub) -> None:
+    if isinstance(row, Stub):  # of removed records
+        chain.tree.skip(row.level, row.hash)
+        return
+    entry = parse(row.line)
+    if chain.tree.size != entry.seq:
+        raise Damaged("records before it are missing.")
+    if entry.seq > chain.size:
+        chain.skip(entry.seq, entry.prev)
+    hash = chain.follow(entry, row.line)
+    chain.tree.extend([hash])
+    if row.sig is not None and row.sig[:32] not in (hash, chain.tree.root()):
+        raise Damaged("it is not what was written there.")
 
 
 def _lost(home: Home, old: Identity | None, size: int, root: bytes) -> dict[str, Any]:
@@ -355,13 +409,16 @@ def _lost(home: Home, old: Identity | None, size: int, root: bytes) -> dict[str,
     return {"lost_origin": anchor.origin, "lost_root": anchor.root.hex(), "lost_size": anchor.size}
 
 
-def _first_row(identity: Identity, follows: Follows, clock: Clock) -> tuple[Row, bytes, bytes]:
+def _first_rows(identity: Identity, follows: Follows, sealed: str, clock: Clock) -> tuple[list[Row], bytes, bytes]:
+    """The genesis; after a log that was sealed, also that this one is, under the same key: whoever decides need not
+    have that, and nothing may be written without it."""
     chain = Chain(NoView())
-    rows, [(_, answer)] = chain.take([(lambda view, now: (identity.genesis(follows),), None)], chain.now(clock))
+    drafts = [identity.genesis(follows), *([Draft(SEALED, {"seal": sealed})] if sealed else [])]
+    rows, [(_, answer)] = chain.take([(lambda view, now: drafts, None)], chain.now(clock))
     if isinstance(answer, BaseException):
         raise answer
     root = chain.tree.root()
-    return rows[0], root, identity.sign(chain.size, root)
+    return rows, root, identity.sign(chain.size, root)
 
 
 def _finish_adoption(home: Home) -> None:

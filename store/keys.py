@@ -137,6 +137,10 @@ class Identity:
         known, _ = anchors.read_all(self.home, self)
         return known[0] if known else None
 
+    def remembered(self) -> set[int]:
+        """The sizes of all heads that are remembered outside the database."""
+        return {anchor.size for anchor in anchors.read_all(self.home, self)[0]}
+
     def hide(self, name: str) -> str:
         """The header id of a name the user gave, 26 characters: names may be personal, and headers are not erased."""
         return _base32(hmac.digest(self._id_key, name.encode(), "sha256"))

@@ -11,15 +11,19 @@ stands and writes only in memory: what a dry run needs. `sqlite.py` is the log i
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
 
+from .cells import kept, present
 from .chain import Chain, Decide, Draft, Row, Spoiled
 from .clock import Clock, Now, SystemClock
-from .entry import Entry
+from .entry import Entry, leaf
 from .errors import Closed, NotFound
-from .facts import GENESIS
+from .facts import COMPACTED, ERASED, GENESIS, REDACTED
 from .fold import View
+from .keeping import Keeping
+from .pins import Erasure
+from .stubs import inside
 
 if TYPE_CHECKING:
     import asyncio  # 40 ms, for those who have a loop
@@ -31,11 +35,15 @@ BUFFERED, FILED, DURABLE = 0, 1, 2
 
 
 class Record(NamedTuple):
-    """An entry as read back: the entry, its line verbatim, its opening lines (None where there are none left)."""
+    """An entry as read back: the entry, its line verbatim, its opening lines (None where there are none left).
+
+    withheld: why openings that lie in the file under seal are not among them, a word of seal.WITHHELD; else empty.
+    """
 
     entry: Entry
     line: bytes
     blob: bytes | None
+    withheld: str = ""
 
 
 class SagaRow(NamedTuple):
@@ -91,15 +99,48 @@ class Log(Protocol):
     def records(self, start: int = 0, stop: int | None = None) -> Iterator[Record]:
         """Entries start <= seq < stop in order, read a page at a time: no reader pins the file."""
 
+    def lines(self, start: int = 0, stop: int | None = None) -> Iterator[tuple[Entry, bytes]]:
+        """Entries and their lines as `records` gives them, without openings. Places that are left out were removed."""
+
     def record(self, seq: int) -> Record:
-        """One entry. Raises NotFound."""
+        """One entry. Raises NotFound; code `compacted` if it was removed."""
+
+    def stands(self, seq: int, line: bytes) -> bool:
+        """Whether what comes after this place says that this line stands there; True for the newest, of which nothing
+        does."""
+
+    def is_open(self, saga: str) -> bool:
+        """Whether a saga has begun and not ended, as last read; inside a decision, as of now."""
+
+    def settle(self) -> int:
+        """Sign the head and remember it outside the log; the size of the newest that is remembered. Raises LogHeld."""
+
+    def anchored(self) -> int:
+        """The size of the newest head that this log is known to be remembered by."""
+
+    def shrink(self, pages: int = 1024) -> int:
+        """Give room that is not used any more back to the disk, so many pages of 4 KiB at a time; how many bytes."""
 
     def thread(self, saga: str, *, named: bool = False) -> list[Record]:
         """Every entry of a saga in order, open or ended; empty if unknown. named: only if its first entry has an
         opening, which an index answers; for others that have ended, every saga ever begun may have to be looked at."""
 
+    def places(self, seq: int) -> tuple[int, ...]:
+        """Which openings of a record are there, by their places in its `c`: it takes no key. Raises NotFound."""
+
     def sagas(self, *, open_only: bool = False, before: int | None = None, limit: int | None = None) -> list[SagaRow]:
         """Sagas, newest first; `before` is the `first` of the last row of the page before."""
+
+    @property
+    def keeping(self) -> Keeping:
+        """Holds, seals, erasures and copies, as last read; inside a decision, as of now."""
+
+    def finish_erasing(self, patience: float = 0.0) -> Erasure:
+        """See to it that nothing of what was destroyed is left where the log lies, say so in the log, and whether it is
+        done; else who is in the way. Tries for `patience` seconds. Raises LogHeld, DiskFull, Closed."""
+
+    def erasure(self) -> Erasure:
+        """The same, as last read: nothing is tried."""
 
     def wait(self, size: int, timeout: float) -> bool:
         """Wait until there are more than `size` entries, at most `timeout` seconds; say whether there are. Raises
@@ -128,7 +169,8 @@ class MemoryLog:
         self._lock = threading.RLock()
         self._grew = threading.Condition(self._lock)
         self._closed = self._deciding = False
-        self._rows: list[Row] = []
+        self._rows: list[Row | None] = []  # None: removed
+        self._hashes: dict[int, bytes] = {}  # of removed rows, for the tree
         self._seqs: dict[str, list[int]] = {}  # saga -> seqs of its entries
         self._begin(view)
         self._base = self._chain.size
@@ -178,13 +220,39 @@ class MemoryLog:
         for row in rows:
             if row.entry.saga:
                 self._seqs.setdefault(row.entry.saga, []).append(row.entry.seq)
+            if row.entry.kind == REDACTED:
+                for seq, place in row.entry.places:
+                    self._cut(seq, place)
+            elif row.entry.kind == COMPACTED:
+                self._remove(row.entry.runs)
         self._grew.notify_all()
+
+    def _cut(self, seq: int, place: int) -> None:
+        """Destroy an opening."""
+        row = self._rows[seq - self._base]
+        if row is not None:
+            self._rows[seq - self._base] = row._replace(blob=kept(row.blob, row.entry.c, {place}))
+
+    def _remove(self, runs: Sequence[tuple[int, int]]) -> None:
+        for first, last in runs:
+            for seq in range(max(first, self._base), last + 1):
+                row, self._rows[seq - self._base] = self._rows[seq - self._base], None
+                if row is not None:
+                    self._hashes[seq] = row.hash
+                    self._seqs.pop(row.entry.saga, None)
 
     def _refold(self) -> None:
         """After a half-folded decision: become what the kept rows say."""
         self._begin(fresh(self.view))
-        self._chain.tree.extend([self._chain.follow(row.entry, row.line) for row in self._rows])
-        self._chain.stored()
+        chain, hashes = self._chain, []
+        for seq, row in enumerate(self._rows, self._base):
+            if row is not None:
+                if seq > chain.size:
+                    chain.skip(seq, row.entry.prev)
+                chain.follow(row.entry, row.line)
+            hashes.append(self._hashes[seq] if row is None else row.hash)
+        chain.tree.extend(hashes)
+        chain.stored()
 
     def acommit(self, decide: Decide, sync: int = DURABLE) -> asyncio.Future[list[Entry]]:
         import asyncio
@@ -225,17 +293,41 @@ class MemoryLog:
         with self._lock:
             end = len(self._rows) if stop is None else max(0, stop - self._base)
             rows = self._rows[max(0, start - self._base) : end]
-        return (Record(row.entry, row.line, row.blob) for row in rows)
+        return (Record(row.entry, row.line, row.blob) for row in rows if row is not None)
+
+    def lines(self, start: int = 0, stop: int | None = None) -> Iterator[tuple[Entry, bytes]]:
+        return ((record.entry, record.line) for record in self.records(start, stop))
 
     def record(self, seq: int) -> Record:
         for record in self.records(seq, seq + 1) if seq >= 0 else ():
             return record
-        raise NotFound(f"There is no record {seq}.")
+        raise inside(seq) if 0 <= seq < self.size else NotFound(f"There is no record {seq}.")
+
+    def stands(self, seq: int, line: bytes) -> bool:
+        for entry, _ in self.lines(seq + 1, seq + 2):
+            return entry.prev == leaf(line).hex()
+        return True  # nothing alters a removed row's neighbour here
+
+    def is_open(self, saga: str) -> bool:
+        return saga in self._chain.threads
+
+    def settle(self) -> int:
+        return self.size
+
+    def anchored(self) -> int:
+        return self.size
+
+    def shrink(self, pages: int = 1024) -> int:
+        return 0
+
+    def places(self, seq: int) -> tuple[int, ...]:
+        record = self.record(seq)
+        return present(record.blob, record.entry.c)
 
     def thread(self, saga: str, *, named: bool = False) -> list[Record]:
         with self._lock:
             rows = [self._rows[seq - self._base] for seq in self._seqs.get(saga, ())]
-        return [Record(row.entry, row.line, row.blob) for row in rows]
+        return [Record(row.entry, row.line, row.blob) for row in rows if row is not None]
 
     def sagas(self, *, open_only: bool = False, before: int | None = None, limit: int | None = None) -> list[SagaRow]:
         return chosen(self._saga_rows(), open_only, before, limit)
@@ -243,6 +335,21 @@ class MemoryLog:
     def _saga_rows(self) -> list[SagaRow]:
         with self._lock:
             return [SagaRow(s[0], s[-1], saga, saga in self._chain.threads) for saga, s in self._seqs.items()]
+
+    @property
+    def keeping(self) -> Keeping:
+        return self._chain.keeping
+
+    def finish_erasing(self, patience: float = 0.0) -> Erasure:
+        def decide(view: Any, now: Now) -> list[Draft]:
+            keeping = self.keeping
+            return [Draft(ERASED, {"upto": keeping.erasing}, up=True)] if keeping.unfinished else []
+
+        self.commit(decide)
+        return Erasure(True)
+
+    def erasure(self) -> Erasure:
+        return Erasure(not self.keeping.unfinished)
 
     def wait(self, size: int, timeout: float) -> bool:
         with self._grew:
@@ -279,6 +386,7 @@ class Overlay(MemoryLog):
         self._under = base
         self._image: tuple[bytes, bytes] = base.image()
         super().__init__(fresh(base.view), clock=base.clock, origin=base.origin)
+        self._below: dict[int, set[int]] = {}  # what was destroyed here, of records of the other log
         self._opened_below = {saga: thread.head for saga, thread in self._chain.threads.items()}
 
     def _begin(self, view: View) -> None:
@@ -289,12 +397,28 @@ class Overlay(MemoryLog):
 
     def records(self, start: int = 0, stop: int | None = None) -> Iterator[Record]:
         if start < self._base:
-            yield from self._under.records(start, self._base if stop is None else min(stop, self._base))
+            under = self._under.records(start, self._base if stop is None else min(stop, self._base))
+            yield from map(self._as_left, under)
         yield from super().records(max(start, self._base), stop)
 
     def thread(self, saga: str, *, named: bool = False) -> list[Record]:
         under = [record for record in self._under.thread(saga, named=named) if record.entry.seq < self._base]
-        return under + super().thread(saga)
+        return [*map(self._as_left, under), *super().thread(saga)]
+
+    def places(self, seq: int) -> tuple[int, ...]:
+        if seq >= self._base:
+            return super().places(seq)
+        return tuple([place for place in self._under.places(seq) if place not in self._below.get(seq, ())])
+
+    def _cut(self, seq: int, place: int) -> None:
+        if seq >= self._base:
+            return super()._cut(seq, place)
+        self._below.setdefault(seq, set()).add(place)
+        return None
+
+    def _as_left(self, record: Record) -> Record:
+        gone = self._below.get(record.entry.seq)
+        return record._replace(blob=kept(record.blob, record.entry.c, gone)) if gone else record
 
     def _saga_rows(self) -> list[SagaRow]:
         own = {row.saga: row for row in super()._saga_rows()}
@@ -310,6 +434,9 @@ class Overlay(MemoryLog):
                     row = row._replace(head=mine.head, open=mine.open)
             rows.append(row)
         return [*rows, *own.values()]
+
+    def settle(self) -> int:
+        raise Closed("An overlay has no head that could be remembered, and removes nothing.", code="overlay")
 
     def head(self) -> tuple[int, bytes]:
         raise Closed("An overlay has no root: its facts are not in the log.", code="overlay")

@@ -66,6 +66,21 @@ class Peaks:
             size += 1
         self.size = size
 
+    def skip(self, level: int, hash: bytes) -> None:
+        """Append a whole subtree of 2**level leaves by its root; `size` must be a multiple of that."""
+        size, height = self.size, level
+        if size & ((1 << level) - 1):
+            raise _malformed(f"a subtree of {1 << level} leaves does not begin at leaf {size}")
+        if level == RUN_BITS:
+            self.runs.append((size >> RUN_BITS, hash))
+        while size >> height & 1:
+            hash = node(self._peaks.pop(), hash)
+            height += 1
+            if height == RUN_BITS:
+                self.runs.append((size >> RUN_BITS, hash))
+        self._peaks.append(hash)
+        self.size = size + (1 << level)
+
     def _push(self, hash: bytes, n: int) -> None:
         """Append the n-th subtree of one width, all before it being there."""
         while n & 1:
@@ -91,7 +106,8 @@ class Peaks:
 
 
 class HashReader(Protocol):
-    """Where the hashes of a tree lie."""
+    """Where the hashes of a tree lie. Where leaves may have been removed it also has `gaps(low, high)`: of the removed
+    subtrees (stubs.py) that have leaves among low <= i < high, in order, the first leaf, the level and the root."""
 
     def leaf(self, i: int) -> bytes:
         """The hash of leaf i, 32 bytes."""
@@ -158,11 +174,25 @@ def _span(reader: HashReader, low: int, high: int) -> bytes:
     run, aligned = low >> RUN_BITS, low & (RUN - 1) == 0
     if aligned and high - low >= RUN:
         runs = [reader.run(n) for n in range(run, high >> RUN_BITS)]
-        tail = [reader.leaf(i) for i in range(high & -RUN, high)]
-        return Peaks.restore(runs, tail).root()
-    edge = Peaks()
-    edge.extend([reader.leaf(i) for i in range(low, high)])
+        edge = Peaks.restore(runs, [])
+        _walk(reader, edge, high & -RUN, high)
+    else:
+        edge = Peaks()
+        _walk(reader, edge, low, high)
     return edge.root()
+
+
+def _walk(reader: HashReader, edge: Peaks, low: int, high: int) -> None:
+    """Append leaves low <= i < high; over a gap, the roots of its subtrees. One that is not wholly inside is asked for
+    by its first leaf, which is not there."""
+    gaps = getattr(reader, "gaps", None)
+    for start, level, hash in gaps(low, high) if gaps and low < high else ():
+        if start < low or start + (1 << level) > high:
+            break
+        edge.extend([reader.leaf(i) for i in range(low, start)])
+        edge.skip(level, hash)
+        low = start + (1 << level)
+    edge.extend([reader.leaf(i) for i in range(low, high)])
 
 
 # ---- checking proofs ------------------------------------------------------------------------------------------------

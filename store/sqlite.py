@@ -22,7 +22,7 @@ import sys
 import threading
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from contextvars import Context
 from copy import copy
@@ -33,6 +33,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar, cast
 import apsw
 import msgspec
 
+from . import gaps
+from .cells import present, without
 from .chain import ENDED, OPENED, Chain, Decide, Draft, Row, Spoiled
 from .clock import Clock, Now, SystemClock
 from .entry import Entry, leaf, read
@@ -42,17 +44,25 @@ from .errors import (
     Damaged,
     DiskFull,
     HomeRefused,
+    Illegal,
     LogHeld,
     LogReplaced,
     Malformed,
     NotFound,
+    Refused,
     TheyErred,
     TooNew,
 )
+from .facts import COMPACTED, ERASED, REDACTED
 from .fold import View
+from .keeping import Keeping
 from .log import DURABLE, FILED, Record, SagaRow, fresh, known, not_appended
-from .merkle import EMPTY, RUN, Peaks
+from .merkle import EMPTY, RUN, Peaks, root_at
+from .pages import cleaned, suspect
+from .pins import Erasure, pins_of
+from .seal import ABSENT, Owner, Vault, Wrapped, is_sealed, parts, seal, unseal
 from .squeeze import LEAST, shut, unshut
+from .stubs import Stub, bridged, inside
 
 if TYPE_CHECKING:
     import asyncio
@@ -63,6 +73,9 @@ SCHEMA_VERSION = 1
 APPLICATION_ID = 0x616D6E64  # "amnd"
 OLDEST_SQLITE = (3, 51, 3)  # older ones can corrupt a database when the -wal is reset
 
+EMPTY_S = 0.05  # so long the write lock is held for readers of old pages to go
+ERASE_FIRST_S, ERASE_LAST_S = 0.2, 5.0  # from one try to finish an erasure to the next
+ERASE_TRIES = 20  # others may write between emptying the -wal and saying so
 LAZY_S = 0.02  # an appended fact is in the file after this
 IDLE_S = 0.05  # quiet for so long: sign, checkpoint, write the memo
 SIGN_S, SIGN_ENTRIES, ANCHOR_S = 1.0, 1000, 1.0
@@ -74,6 +87,8 @@ SLOW_S, FAST_S, PROBE_S = 0.001, 0.0007, 0.25  # of one COMMIT, on average
 ROW_S = 3e-6  # of it, what each row costs wherever it is done: many rows make no slow disk
 IDLE_FRAMES, FULL_FRAMES = 200, 1000
 WAL_BYTES, RESERVE_BYTES = 4 << 20, 8 << 20
+PAGE_SIZE, PAGES_READ, PAGES_MOST = 4096, 256, 0x0D000000
+"""PAGES_MOST: of a larger file, a page of a table could be taken for one that goes on with a long row (pages.py)."""
 MEMO_EACH, MEMO_IDLE, MEMO_CLOSE = 4096, 512, 128
 SIGNATURE = 96  # root and signature; a shorter cell is the entry's own hash
 
@@ -91,6 +106,10 @@ _SCHEMA = (
     "create table pack(n integer primary key, lines blob not null, opens blob) strict",
 )
 
+DATA_KEYS = """create table if not exists datakey(saga text primary key, seal text not null, wrapped blob not null)
+       strict, without rowid"""
+"""The sagas' keys, wrapped by the owner's: of a log that is sealed."""
+
 _ENTRY = "insert into entry values(?,?,?,?,?)"
 _SAGA_BEGUN = "insert into saga values(?,?,?,1,?)"
 _SAGA_ENDED = "update saga set head = ?, open = 0 where first = ?"
@@ -99,8 +118,12 @@ _SIGN = "update entry set sig = ? where seq = ?"
 _LINES = "select line from entry where seq >= ? order by seq limit ?"
 
 _SIGNED_KINDS = {ENDED}
-_SIGNED_FAMILIES = ("vote.", "review.", "switch.", "key.", "redaction.", "compaction.")
+_SIGNED_FAMILIES = ("vote.", "review.", "switch.", "key.", "redaction.", "compaction.", "hold.", "seal.", "copy.")
 _INTENDED, _FOR_GOOD = "step.intended", "irreversible"
+
+ACTS: dict[str, Callable[[Any, Any, Entry], None]] = {}
+"""kind -> what the file does in the transaction that writes such a fact: act(db, log, entry)."""
+
 
 # With no space left only this may be written: what tells how things stand, unwinds them, or stops more.
 OUTCOMES = frozenset(
@@ -108,7 +131,7 @@ OUTCOMES = frozenset(
     "confirm.done confirm.failed confirm.lost lock.freed saga.unwinding saga.concluding "
     "saga.escalated saga.ended saga.joined saga.released saga.suspended saga.taken".split()
 )
-OUTCOME_FAMILIES = ("undo.", "switch.")
+OUTCOME_FAMILIES = ("undo.", "switch.", "hold.", "redaction.", "erasure.")
 
 
 class Keys(Protocol):
@@ -450,7 +473,8 @@ def _running_loop() -> Any:
 class SqliteLog:
     """The `Log` port over one SQLite file.
 
-    `identity` signs and anchors; it may be anything when `write` is False. `holder()` names who holds the file, for
+    `identity` signs and anchors; it may be anything when `write` is False. `owner()` is asked for the key of a log that
+    is sealed: without it nothing is written, and openings are withheld. `holder()` names who holds the file, for
     LogHeld. `warn` is told what a person should know; it is kept in `warnings` as well. `commits` and `records_written`
     count for tests and benches.
     """
@@ -466,9 +490,11 @@ class SqliteLog:
         holder: Callable[[], str] | None = None,
         warn: Callable[[str], None] | None = None,
         reserve: str | os.PathLike[str] | None = None,
+        owner: Callable[[], Owner | None] | None = None,
     ) -> None:
         self.path = os.fspath(path)
         self.identity: Keys = identity
+        self.vault = Vault(identity.origin, owner)
         self.origin: str = identity.origin
         self.clock: Clock = clock or SystemClock()
         self.view: Any = known(view, self)
@@ -485,7 +511,8 @@ class SqliteLog:
         self._signed: Head | None = None
         self._signed_at = self._anchored_at = 0.0
         self._anchored = 0
-        self._full = False
+        self._remembered: set[int] = set()  # sizes of heads that are remembered outside the file, as last looked up
+        self._full = self.converting = False
         self._full_at = 0.0
         self._closed = False
         self._db: _Db | None = None
@@ -495,6 +522,8 @@ class SqliteLog:
         with self._lock, _speaking():
             self._open()
         _logs.add(self)
+        if write and self._chain.keeping.unfinished:
+            self._wake()
 
     def _fresh_locks(self) -> None:
         """Everything that threads share: made at the start, and anew in a forked child."""
@@ -519,6 +548,8 @@ class SqliteLog:
         self._probe_at = 0.0
         self._upsets = UPSETS
         self._stale = False
+        self._erase_at = self._erase_after = 0.0
+        self._erase_upto = 0
 
     # -- opening ------------------------------------------------------------------------------------------------------
 
@@ -546,6 +577,10 @@ class SqliteLog:
             finally:
                 db.run("rollback")
             self._stand()
+            if not self._is_open_to_us():
+                self.vault.ask(self._seal_in_force())
+                if self.vault.trouble is not None:
+                    self._say(self.vault.trouble.message)
             return
         _preallocate(db, self._wal)
         if not db.begin(HELD_S):
@@ -555,6 +590,11 @@ class SqliteLog:
             self._wal_inode, self._db_inode = _inode(self._wal), _inode(self._main)
             self._version = db.one("pragma data_version")
             self._refold()
+            self.look_for_more()
+            if not self._is_open_to_us():  # where the key comes from may take its time: nobody is kept waiting for it
+                db.run("rollback")
+                if not self._begin(HELD_S):
+                    raise self._held()
             if not self._chain.size:
                 self._begin_log()
             else:
@@ -609,6 +649,8 @@ class SqliteLog:
 
     def _stand(self) -> None:
         self._size, self._hash = self._chain.size, self._chain.prev
+        if self.vault.follow(self._chain.keeping) and self._write:
+            self.look_for_more()
 
     # -- the fold -----------------------------------------------------------------------------------------------------
 
@@ -620,7 +662,7 @@ class SqliteLog:
         try:
             chain = self._from_memo(chain)
             self._memo_at = chain.size
-            self._catch_up()
+            self._catch_up(anew=True)
             self._plant()
         except BaseException:
             self._chain = old
@@ -638,6 +680,8 @@ class SqliteLog:
         try:
             if line is None or leaf(line) != row[2]:
                 raise ValueError("it stands at a record that the log does not have")
+            if gaps.stubs(self._db, row[1], 1 << 62):
+                raise ValueError("records after it were removed")
             image = msgspec.msgpack.decode(row[3], type=tuple[bytes, bytes])
             chain.view.load(image[0])
             chain.load(image[1])
@@ -650,16 +694,33 @@ class SqliteLog:
             chain = self._chain = Chain(known(fresh(self.view), self))
         return chain
 
-    def _catch_up(self) -> None:
-        """Fold what others have written. Their runs were stored by them."""
+    def _catch_up(self, anew: bool = False) -> bool:
+        """Fold what others have written. Their runs were stored by them. False: of what comes next some was removed,
+        perhaps of sagas that are open in this fold, which has to be made anew."""
         assert self._db is not None
         chain = self._chain
         while True:
-            page = self._db.run(_LINES, (chain.size, BATCH)).fetchall()
-            chain.tree.extend([chain.follow(read(line), line) for (line,) in page])
+            page = [(read(line), line) for (line,) in self._db.run(_LINES, (chain.size, BATCH)).fetchall()]
+            if page and page[-1][0].seq != chain.size + len(page) - 1 and not anew:
+                return False
+            hashes = []
+            for entry, line in page:
+                if entry.seq > chain.size:
+                    self._skip(entry)
+                hashes.append(chain.follow(entry, line))
+            if not anew:  # else it is planted afterwards
+                chain.tree.extend(hashes)
             if len(page) < BATCH:
                 break
         chain.stored()
+        return True
+
+    def _skip(self, entry: Entry) -> None:
+        """Go on behind removed records, if what the tree needs of each was kept."""
+        here = self._chain.size
+        if not bridged(gaps.stubs(self._db, here, entry.seq), here, entry.seq):
+            raise Damaged(f"Record {here} is missing.", next="Run `amends verify`.", seq=here)
+        self._chain.skip(entry.seq, entry.prev)
 
     def _plant(self) -> None:
         """Rebuild the edge of the tree from run roots and the lines after them; check it against the newest signature,
@@ -674,8 +735,9 @@ class SqliteLog:
                     f"The first {at} records are not those that were signed.", next="Run `amends verify`.", seq=at - 1
                 )
             if self._write and self._db is not None and self._db.db.in_transaction:
-                self._db.run("delete from tile where level = 1")
-                self._db.many(_TILE, self._chain.tree.runs)
+                if not gaps.there(self._db):  # else some cannot be computed any more
+                    self._db.run("delete from tile where level = 1")
+                self._db.many("insert or replace into tile values(1,?,?)", self._chain.tree.runs)
         self._chain.tree.runs.clear()
 
     def _stored_runs(self, runs: int) -> list[bytes]:
@@ -689,9 +751,17 @@ class SqliteLog:
         tree = Peaks.restore(roots, [])
         hashes: list[bytes] = []
         sig = None
+        stubs = deque(gaps.stubs(self._db, tree.size, at))
         for seq, line, sig in self._db.run(
             "select seq, line, sig from entry where seq >= ? order by seq", (tree.size,)
         ):
+            while stubs and stubs[0].start < seq:
+                tree.extend(hashes)
+                hashes.clear()
+                stub = stubs.popleft()
+                if stub.start != tree.size:
+                    return False
+                tree.skip(stub.level, stub.hash)
             if seq == at and not self._is_signed(tree, hashes):
                 return False
             hashes.append(leaf(line))
@@ -873,11 +943,10 @@ class SqliteLog:
             if level != self._level:
                 db.run("pragma synchronous=FULL" if level == DURABLE else "pragma synchronous=NORMAL")
                 self._level = level
-            if not db.begin(patience):
+            if not self._begin(patience):
                 self._give_up()
                 return False
             with self._fold_lock:
-                self._meet()
                 self._take(batch, level)
                 rows, answers = self._link(batch)
             if not rows:
@@ -898,6 +967,41 @@ class SqliteLog:
                 raise
         return True
 
+    def _begin(self, patience: float) -> bool:
+        """A transaction that stands on what others have written since, and that may write what it writes under seal.
+
+        False: another process kept the file all the time. Raises SealKey. The key is asked for outside of it."""
+        assert self._db is not None
+        for again in (True, False):
+            if not self._db.begin(patience):
+                return False
+            with self._fold_lock:
+                self._meet()
+            if self._is_open_to_us():
+                return True
+            self._db.run("rollback")
+            if again:
+                self.vault.ask(self._seal_in_force())
+        raise self.vault.refusal(self._seal_in_force(), self._chain.keeping)
+
+    def _is_open_to_us(self) -> bool:
+        in_force = self._seal_in_force()
+        return not in_force or self.vault.has(in_force)
+
+    def _seal_in_force(self) -> str:
+        """Id of the owner's key that it takes to go on with this log: also until the last opening is in plain text
+        again. Empty where it takes none."""
+        keeping = self._chain.keeping
+        return keeping.seal or (keeping.former[-1] if self.converting and keeping.former else "")
+
+    def look_for_more(self) -> None:
+        """Whether older openings are still to be sealed, or unsealed: the log's own thread goes on with that."""
+        assert self._db is not None
+        self.converting = bool(self._db.one("select count(*) from sqlite_schema where name = 'sealing'"))
+        if self.converting:
+            self._dirty = True
+            self._wake()
+
     def _ready(self) -> _Db:
         if self._closed:
             raise Closed("This log is closed.")
@@ -913,13 +1017,26 @@ class SqliteLog:
         """What we folded is still there: the home was not adopted, nor the log set back, under an open log."""
         assert self._db is not None
         chain = self._chain
-        line = self._db.one("select line from entry where seq = ?", (chain.size - 1,)) if chain.size else None
-        if chain.size and (line is None or leaf(line).hex() != chain.prev):
+        if chain.size and not self._stands(chain.size, chain.prev, chain.tree.root):
             self._stale = True
             raise LogReplaced(
                 f"The log at {self.path} no longer holds what was acknowledged: it was adopted or set back meanwhile.",
                 next="End this program; `amends verify` tells more.",
             )
+
+    def _stands(self, size: int, head: str, root: Callable[[], bytes] | None = None) -> bool:
+        """Whether the file begins with these records. Of a head that was removed since, the root tells, where that can
+        be told."""
+        assert self._db is not None
+        line = self._db.one("select line from entry where seq = ?", (size - 1,))
+        if line is not None:
+            return leaf(line).hex() == head
+        if not gaps.removed(self._db, size - 1):
+            return False
+        try:
+            return root is None or root_at(_Leaves(self._db), size) == root()
+        except NotFound:
+            return True
 
     def _meet(self) -> None:
         """Inside a transaction: fold what other processes have written since."""
@@ -928,7 +1045,8 @@ class SqliteLog:
         if version != self._version:
             too_new(self._db.one("pragma user_version"))
             self._still_ours()
-            self._catch_up()
+            if not self._catch_up():
+                self._refold()
             self._version = version
             self._stand()
 
@@ -971,7 +1089,7 @@ class SqliteLog:
         """
         assert self._db is not None
         chain, many, signed = self._chain, self._db.many, self._signed
-        for_good = False
+        for_good, acting = False, []
         signs = signed is None or chain.size - signed.size >= SIGN_ENTRIES or monotonic() - self._signed_at >= SIGN_S
         for row in rows:
             kind = row[0].kind
@@ -979,9 +1097,13 @@ class SqliteLog:
                 for_good = for_good or row[0].sem == _FOR_GOOD
             elif _signs[kind]:
                 signs = True
+                if kind in ACTS:
+                    acting.append(row[0])
         sig = self._seal() if signs or for_good else rows[-1][4]
         first = chain.size - len(rows)
-        cells: list[tuple[Any, ...]] = [(first + i, row[1], row[2], _cell(row[3]), None) for i, row in enumerate(rows)]
+        cell = self._sealed_cell if chain.keeping.seal else _row_cell
+        self.vault.follow(chain.keeping)
+        cells: list[tuple[Any, ...]] = [(first + i, row[1], row[2], cell(row), None) for i, row in enumerate(rows)]
         cells[-1] = (*cells[-1][:4], sig)
         many(_ENTRY, cells)
         if chain.begun:
@@ -990,6 +1112,8 @@ class SqliteLog:
             many(_SAGA_ENDED, chain.ended)
         if chain.tree.runs:
             many(_TILE, chain.tree.runs)
+        for entry in acting:
+            ACTS[entry.kind](self._db, self, entry)
         return for_good
 
     def _seal(self) -> bytes:
@@ -1019,6 +1143,7 @@ class SqliteLog:
             self._guard()
             self._stand()
             self._chain.stored()
+            self.vault.landed()
             self.commits += 1
             self.records_written += len(rows)
             self._upsets = UPSETS
@@ -1170,6 +1295,7 @@ class SqliteLog:
             return
         self._stale = True
         with suppress(AmendsError, apsw.Error):
+            self.vault.rolled_back()
             self._db.rollback()
             self._refold()
             self._stand()
@@ -1240,8 +1366,7 @@ class SqliteLog:
         self._open()
         assert self._db is not None
         if size:
-            line = self._db.one("select line from entry where seq = ?", (size - 1,))
-            if line is None or leaf(line).hex() != head:
+            if not self._stands(size, head):
                 self._size, self._hash, self._stale = size, head, True
                 raise LogReplaced(
                     f"The log at {self.path} no longer holds what was acknowledged.",
@@ -1287,11 +1412,12 @@ class SqliteLog:
                 return min(left, LAZY_S)
             if not self._rest():
                 return LAZY_S
+        pause = self._finish()
         self._parked = True
         if self._queue or self._dirty:  # handed in while we lay down
             self._parked = False
             return LAZY_S
-        return None
+        return pause
 
     def _rest(self) -> bool:
         """Sign, anchor, write memo and reserve, checkpoint. False: not now, try again."""
@@ -1313,6 +1439,8 @@ class SqliteLog:
                 self._checkpoint()
             if not self._full:
                 self._full = not self._keep_reserve()
+            if self.converting and not busy:
+                self._dirty = self._convert()
         except Exception as error:
             self._say(f"Tidying up while idle failed: {error}")
         finally:
@@ -1413,10 +1541,14 @@ class SqliteLog:
             too_new(db.one("pragma user_version"))
             with self._fold_lock:
                 self._stale = True  # until the last entry is folded
-                self._catch_up()
-                self._version, self._stale = version, False
+                if self._catch_up():
+                    self._version, self._stale = version, False
+                else:
+                    self._reopen()
         self._stand()
         self._told_waiting()
+        if self._write and self._parked and self._chain.keeping.unfinished:
+            self._wake()
         return True
 
     def _told_waiting(self) -> None:
@@ -1424,7 +1556,7 @@ class SqliteLog:
             with self._grew:
                 self._grew.notify_all()
 
-    def _rows(self, sql: str, bindings: Sequence[Any], most: int = 1 << 62) -> list[Any]:
+    def rows(self, sql: str, bindings: Sequence[Any], most: int = 1 << 62) -> list[Any]:
         """A page, in a transaction of its own; inside a decision, from the transaction it runs in. It ends early once
         its last column has given `most` bytes."""
         if self._lock._is_owned() and self._db is not None:  # type: ignore[attr-defined]
@@ -1438,10 +1570,106 @@ class SqliteLog:
             self._reader.deadline = monotonic() + HELD_S
             return self._reader.page(sql, bindings, most)
 
+    # -- under seal ---------------------------------------------------------------------------------------------------
+
+    def _sealed_cell(self, row: Row) -> bytes | None:
+        if row.blob is None:
+            return None
+        return self.seal_cell(self.origin, row.entry, enumerate(row.blob.splitlines(True)))
+
+    def seal_cell(self, origin: str, entry: Entry, lines: Iterable[tuple[int, bytes]]) -> bytes | None:
+        """The cell of an entry's openings under the seal in force. Inside a transaction."""
+        keeping = self._chain.keeping
+        key = self.vault.data_key(origin, entry.saga, self, keeping.seal, keeping)
+        return seal(key, origin, entry, lines)
+
+    def _read(self, line: bytes, cell: bytes | None) -> Record:
+        entry = read(line)
+        if cell is None or not is_sealed(cell):
+            return Record(entry, line, _plain(cell))
+        blob, why = self.open_cell(self.origin, entry, cell)
+        return Record(entry, line, blob, why)
+
+    def open_cell(self, origin: str, entry: Entry, cell: bytes) -> tuple[bytes | None, str]:
+        """The opening lines of a sealed cell, and empty; else None, and why they are withheld. Raises Malformed."""
+        key = self.vault.key_of(origin, entry.saga, self, self._chain.keeping)
+        if not isinstance(key, bytes):
+            key = self._once_more(origin, entry.saga, key)
+        if not isinstance(key, bytes):
+            return None, key
+        return b"".join([unseal(key, origin, entry, part) for part in parts(cell)]), ""
+
+    def _once_more(self, origin: str, saga: str, why: str) -> bytes | str:
+        """Another process may have destroyed the key a moment ago, or its owner named it meanwhile."""
+        if self._lock._is_owned():  # type: ignore[attr-defined]
+            return why
+        self.refresh() if why == ABSENT else self.vault.ask(self._chain.keeping.seal)
+        return self.vault.key_of(origin, saga, self, self._chain.keeping)
+
+    def wrapped(self, name: str) -> Wrapped | None:
+        """A wrapped data key by its name (seal.named); None if it is not in this file."""
+        if not self.rows("select 1 from sqlite_schema where name = 'datakey'", ()):
+            return None
+        return next(
+            (Wrapped(*row) for row in self.rows("select seal, wrapped from datakey where saga = ?", (name,))), None
+        )
+
+    def marks(self) -> list[Any]:
+        """How far older openings are sealed, or unsealed (sealing.Mark); empty where there is nothing left to do."""
+        if not self.rows("select 1 from sqlite_schema where name = 'sealing'", ()):
+            return []
+        from .sealing import Mark
+
+        return [Mark(*row) for row in self.rows("select origin, at, upto from sealing order by origin", ())]
+
+    def keep(self, name: str, row: Wrapped) -> None:
+        """Keep a wrapped data key. Inside a transaction."""
+        assert self._db is not None
+        self._db.run(DATA_KEYS)
+        self._db.run("insert into datakey values(?,?,?)", (name, *row))
+
+    def _convert(self) -> bool:
+        """Seal, or unseal, some of what is to be; whether that is to be gone on with."""
+        from .sealing import step
+
+        try:
+            return step(self, LAZY_S) > 0
+        except LogHeld:
+            return True
+        except AmendsError as error:
+            self.converting = False
+            self._say(f"Older openings are not all sealed as they should be: {error}")
+            return False
+
+    def rewrite(self, work: Callable[[Any], T], patience: float = HELD_S) -> T:
+        """One transaction of the file that adds no fact: work(db). Raises LogHeld, SealKey."""
+        self._usable()
+        with self._holding(), _speaking():
+            db = self._ready()
+            if self._level != DURABLE:
+                db.run("pragma synchronous=FULL")
+                self._level = DURABLE
+            if not self._begin(patience):
+                raise self._held()
+            try:
+                done = work(db)
+                db.run("commit")
+            except BaseException:
+                self.vault.rolled_back()
+                db.rollback()
+                raise
+            self.vault.landed()
+            self._guard()
+            if db.frames >= self._checkpoint_at:
+                self._checkpoint()
+            return done
+
+    # -- records ------------------------------------------------------------------------------------------------------
+
     def records(self, start: int = 0, stop: int | None = None) -> Iterator[Record]:
         seq, end = max(0, start), 1 << 62 if stop is None else stop
         while seq < end:
-            page = self._rows(
+            page = self.rows(
                 "select line, open from entry where seq >= ? and seq < ? order by seq limit ?",
                 (seq, end, PAGE),
                 PAGE_BYTES,
@@ -1449,13 +1677,51 @@ class SqliteLog:
             if not page:
                 return
             for line, blob in page:
-                yield Record(read(line), line, _plain(blob))
-            seq += len(page)
+                record = self._read(line, blob)
+                yield record
+            seq = record.entry.seq + 1
+
+    def lines(self, start: int = 0, stop: int | None = None) -> Iterator[tuple[Entry, bytes]]:
+        """Entries and their lines as `records` gives them, without openings."""
+        seq, end = max(0, start), 1 << 62 if stop is None else stop
+        sql = "select line from entry where seq >= ? and seq < ? order by seq limit ?"
+        while page := self.rows(sql, (seq, end, PAGE)) if seq < end else []:
+            for (line,) in page:
+                entry = read(line)
+                yield entry, line
+            seq = entry.seq + 1
+
+    def stands(self, seq: int, line: bytes) -> bool:
+        hash = leaf(line)
+        for entry, _ in self.lines(seq + 1, seq + 2):
+            return entry.prev == hash.hex()
+        start = seq & -RUN
+        stubs = [Stub(*row) for row in self.rows(*gaps.overlapping(start, start + RUN))] if self._has_gaps() else []
+        if not any(stub.start <= seq + 1 < stub.stop for stub in stubs):
+            return seq >= self._size - 1
+        # the next one was removed: the root of the full run that this one is in covers both
+        leaves = [Stub(entry.seq, 0, hash if entry.seq == seq else leaf(there))
+                  for entry, there in self.lines(start, start + RUN)]  # fmt: skip
+        edge = Peaks()
+        for part in sorted([*leaves, *(stub for stub in stubs if stub.start >= start)]):
+            edge.skip(part.level, part.hash)
+        return [(edge.root(),)] == self.rows("select data from tile where level = 1 and n = ?", (seq // RUN,))
+
+    def _has_gaps(self) -> bool:
+        return bool(self.rows("select count(*) from sqlite_schema where name = 'stub'", ())[0][0])
 
     def record(self, seq: int) -> Record:
         for record in self.records(seq, seq + 1) if seq >= 0 else ():
             return record
-        raise NotFound(f"There is no record {seq}.")
+        raise inside(seq) if 0 <= seq < self._size else NotFound(f"There is no record {seq}.")
+
+    def places(self, seq: int) -> tuple[int, ...]:
+        rows = self.rows("select line, open from entry where seq = ?", (seq,))
+        if not rows:
+            raise NotFound(f"There is no record {seq}.")
+        inside = self._lock._is_owned()  # type: ignore[attr-defined]
+        going = {pair for row in self._chain.rows if inside for pair in row.entry.places if row.entry.kind == REDACTED}
+        return tuple([place for place in present(rows[0][1], read(rows[0][0]).c) if (seq, place) not in going])
 
     def thread(self, saga: str, *, named: bool = False) -> list[Record]:
         inside: bool = self._lock._is_owned()  # type: ignore[attr-defined]
@@ -1482,18 +1748,18 @@ class SqliteLog:
         else:
             seq = self._ended_head(saga, chain.size if inside else size, named)
         while seq >= 0:
-            found = self._rows("select line, back, open from entry where seq = ?", (seq,))
+            found = self.rows("select line, back, open from entry where seq = ?", (seq,))
             if not found:
                 return None
             line, seq, blob = found[0]
-            rows.append(Record(read(line), line, _plain(blob)))
+            rows.append(self._read(line, blob))
         return rows[::-1]
 
     def _ended_head(self, saga: str, size: int, named_only: bool) -> int:
         # Names have an index; other ids are random, and an index over those would cost every saga.
         for named in (1,) if named_only else (1, 0):
             sql = f"select head from saga where saga = ? and named = {named} and open = 0 and head < ?"
-            for (head,) in self._rows(sql + " order by first desc limit 1", (saga, size)):
+            for (head,) in self.rows(sql + " order by first desc limit 1", (saga, size)):
                 return int(head)
         return -1
 
@@ -1501,7 +1767,7 @@ class SqliteLog:
         self.refresh()
         sql = f"select first, head, saga, open from saga where {'open = 1 and ' if open_only else ''}first < ?"
         bounds = (1 << 62 if before is None else before, -1 if limit is None else limit)
-        page = self._rows(sql + " order by first desc limit ?", bounds)
+        page = self.rows(sql + " order by first desc limit ?", bounds)
         threads = self._chain.threads
         rows = []
         for first, head, saga, is_open in page:
@@ -1539,6 +1805,11 @@ class SqliteLog:
         with self._holding():
             return self._newest_signature()
 
+    @property
+    def keeping(self) -> Keeping:
+        """Holds, seals, erasures and copies, as last read; inside a decision, as of now."""
+        return self._chain.keeping
+
     def anchored(self) -> int:
         """Up to which size this process has anchored the head."""
         return self._anchored
@@ -1560,8 +1831,46 @@ class SqliteLog:
             if not self._sign(HELD_S, memo=False):
                 raise self._held()
 
+    def is_open(self, saga: str) -> bool:
+        return saga in self._chain.threads
+
+    def settle(self) -> int:
+        self.sign_head()
+        sizes = getattr(self.identity, "remembered", None)  # a device that remembers heads in several places
+        self._remembered = set(sizes()) if sizes else set()
+        return self._anchored
+
+    def shrink(self, pages: int = 1024) -> int:
+        self._usable()
+        self.flush()
+        before = self.bytes()
+        while self._shrinks(pages):
+            pass
+        return max(0, before - self.bytes())
+
+    def bytes(self) -> int:
+        """Of the file and its -wal."""
+        return _size(self._main) + _size(self._wal)
+
+    def room(self) -> tuple[int, int]:
+        """Bytes of the file and its -wal, and how many of the file's are free pages."""
+        free = self.rows("pragma freelist_count", ())[0][0]
+        return self.bytes(), free * self.rows("pragma page_size", ())[0][0]
+
+    def _shrinks(self, pages: int) -> bool:
+        """One piece: move that many pages from the end of the file into its holes, and cut it off. False: there are no
+        more holes, or somebody reads what was before, and the -wal would only grow."""
+        with self._holding(), _speaking():
+            db = self._ready()
+            db.deadline = monotonic() + HELD_S
+            holes = db.pragma("freelist_count")
+            if holes:
+                db.run(f"pragma incremental_vacuum({pages})").fetchall()
+            self._checkpoint()
+            return 0 < db.pragma("freelist_count") < holes and not db.frames
+
     def truncate(self) -> None:
-        """Move everything into the database file and leave nothing in the -wal: after an erasure. Raises LogHeld."""
+        """Move everything into the database file and leave nothing in the -wal. Raises LogHeld."""
         self._usable()
         self.flush()
         with self._holding(), _speaking():
@@ -1573,11 +1882,156 @@ class SqliteLog:
                 raise self._held() from None
             _preallocate(db, self._wal)
 
+    # -- finishing an erasure -----------------------------------------------------------------------------------------
+
+    def finish_erasing(self, patience: float = 0.0) -> Erasure:
+        self._usable()
+        self.flush()
+        self.refresh()
+        end = monotonic() + patience
+        while True:
+            said = self._try_to_erase()
+            if said.done or monotonic() >= end:
+                return said
+            sleep(0.02)
+
+    def _finish(self) -> float | None:
+        """On the log's own thread: seconds until the next try to finish an erasure; None if there is none."""
+        keeping = self._chain.keeping
+        if not self._write or self._closed or self._stale or not keeping.unfinished:
+            return None
+        if keeping.erasing != self._erase_upto:  # more may come directly after it
+            self._erase_upto, self._erase_after = keeping.erasing, ERASE_FIRST_S
+            self._erase_at = monotonic() + ERASE_FIRST_S
+        pause = self._erase_at - monotonic()
+        if pause > 0:
+            return pause
+        self._erase_after = min(2 * self._erase_after, ERASE_LAST_S)
+        self._erase_at = monotonic() + self._erase_after
+        self._try_to_erase()
+        return self._erase_after
+
+    def _try_to_erase(self) -> Erasure:
+        """Once: empty the -wal, look through the pages, and say so in the transaction that finds the -wal still empty:
+        of what is cached anywhere nothing outlives that commit."""
+        with self._holding(), _speaking():  # what another thread is still committing is not done
+            upto = self._chain.keeping.erasing
+            if not self._chain.keeping.unfinished:
+                return Erasure(True)
+            emptied = not self._converts() and self._emptied()
+        suspects = self._suspects() if emptied else []
+        for _ in range(ERASE_TRIES if emptied else 0):
+            waiter = _Waiter(DURABLE)
+            waiter.bell = threading.Lock()
+            waiter.bell.acquire()
+            with self._holding(), _speaking():
+                if not self._emptied():
+                    break
+                self._queue.appendleft((self._erased(upto, suspects), waiter))
+                self._urgent = DURABLE
+                self._batch(HELD_S)
+                assert self._db is not None
+                _preallocate(self._db, self._wal)
+            if isinstance(waiter.answer, list):
+                return Erasure(True)
+            if waiter.answer is None:
+                break
+            if not isinstance(waiter.answer, _WroteOn):
+                raise waiter.answer
+        return self.erasure()
+
+    def _emptied(self) -> bool:
+        """Whether the -wal is empty now. The lock is held. Where old pages are read this is seen without keeping others
+        from writing; whoever reads the newest ones is waited for a moment."""
+        db = self._ready()
+        db.deadline = 0.0
+        try:
+            there, moved = db.db.wal_checkpoint("main", apsw.SQLITE_CHECKPOINT_PASSIVE)
+            if there != moved:
+                return False
+            db.deadline = monotonic() + EMPTY_S
+            db.db.wal_checkpoint("main", apsw.SQLITE_CHECKPOINT_TRUNCATE)
+        except (apsw.BusyError, apsw.LockedError):
+            return False
+        db.frames, self._checkpoint_at = 0, FULL_FRAMES
+        return True
+
+    def _converts(self) -> bool:
+        """Whether older openings still lie as they did before they are sealed."""
+        assert self._db is not None
+        return bool(self._db.one("select count(*) from sqlite_schema where name = 'sealing'"))
+
+    def _erased(self, upto: int, suspects: list[int]) -> Decide:
+        """Says that an erasure is done, if nobody has written since the -wal was emptied: then nobody moves pages while
+        this transaction lasts, and those that still hold something are cleaned in their place."""
+
+        def decide(view: Any, now: Now) -> Sequence[Draft]:
+            assert self._db is not None
+            if self._chain.keeping.erased >= upto:
+                return ()
+            if _size(self._wal):
+                raise _WroteOn("Others wrote on.")
+            if suspects:
+                self._clean(suspects)
+                self._db.run("pragma shrink_memory")  # what we have at hand of them is from before
+            return (Draft(ERASED, {"upto": upto}, up=True),)
+
+        return decide
+
+    def _file(self, *, write: bool) -> apsw.VFSFile:
+        """The database file beneath SQLite, opened by SQLite's own layer, which keeps this process's locks."""
+        vfs = self._db.db.open_vfs if self._db is not None else ""
+        flags = apsw.SQLITE_OPEN_MAIN_DB | (apsw.SQLITE_OPEN_READWRITE if write else apsw.SQLITE_OPEN_READONLY)
+        return apsw.VFSFile(vfs, self.path, [flags, 0])
+
+    def _suspects(self) -> list[int]:
+        """The pages that may hold what was destroyed in their unused room. Others may write on meanwhile."""
+        file, found = self._file(write=False), []
+        try:
+            pages = file.xFileSize() // PAGE_SIZE
+            if pages >= PAGES_MOST:
+                return []
+            for first in range(0, pages, PAGES_READ):
+                block = file.xRead(min(PAGES_READ, pages - first) * PAGE_SIZE, first * PAGE_SIZE)
+                for place in range(0, len(block), PAGE_SIZE):
+                    number = first + place // PAGE_SIZE
+                    if suspect(block[place : place + PAGE_SIZE], not number):
+                        found.append(number)
+        finally:
+            file.xClose()
+        return found
+
+    def _clean(self, numbers: list[int]) -> None:
+        """Write zeros into the unused room of these pages. A power cut in the middle leaves some of it as it was."""
+        file = self._file(write=True)
+        try:
+            for number in numbers:
+                clean = cleaned(file.xRead(PAGE_SIZE, number * PAGE_SIZE), not number)
+                if clean is not None:
+                    file.xWrite(clean, number * PAGE_SIZE)
+            file.xSync(apsw.SQLITE_SYNC_FULL)
+        finally:
+            file.xClose()
+
+    def erasure(self) -> Erasure:
+        with self._holding():
+            if not self._chain.keeping.unfinished:
+                return Erasure(True)
+        file = _inode(self._main + b"-shm")
+        if _statx is None or len(file) != 16:
+            return Erasure(False, (), told=False)
+        order: Any = sys.byteorder
+        inode, major, minor = (int.from_bytes(file[at : at + wide], order) for at, wide in ((0, 8), (8, 4), (12, 4)))
+        return pins_of(inode, (major, minor))
+
     def close(self) -> None:
         if self._closed:
             return
         if self._write and self._db is not None:
             self.flush()
+            if self._chain.keeping.unfinished and not self._stale:
+                with suppress(AmendsError, apsw.Error):
+                    self.finish_erasing()
         with self._lock:
             self._closed = True
             try:
@@ -1595,6 +2049,41 @@ class SqliteLog:
                     self._close_connections()
         self._bell.ring()
         self._told_waiting()
+
+
+class _WroteOn(Refused):
+    """Somebody wrote between emptying the -wal and saying so."""
+
+
+def _cut(db: Any, log: Any, entry: Entry) -> None:
+    """Destroy the openings that a redaction names: each lies in the row of its record."""
+    gone: dict[int, set[int]] = {}
+    for seq, place in entry.places:
+        gone.setdefault(seq, set()).add(place)
+    for seq, places in gone.items():
+        [(line, cell)] = db.run("select line, open from entry where seq = ?", (seq,)).fetchall()
+        db.run("update entry set open = ? where seq = ?", (without(cell, read(line).c, places), seq))
+
+
+ACTS[REDACTED] = _cut
+
+
+def _compacts(db: Any, log: Any, entry: Entry) -> None:
+    """A compaction takes its runs out of the file. No memo may stand on them, nor before them."""
+    taken = gaps.examine(log, entry.runs, log._anchored)
+    if len(taken.hashes) != entry.count:
+        raise Illegal(f"{entry.kind} removes {len(taken.hashes)} records and says {entry.count}.")
+    gaps.remove(db, entry.runs, taken, log._remembered | {copy.size for copy in log.keeping.copies})
+    db.run("delete from memo")
+    log._write_memo()
+    log._checkpoint_at = 0  # directly after the commit: the file is to become smaller, and not its -wal larger
+
+
+ACTS[COMPACTED] = _compacts
+
+
+def _row_cell(row: Row) -> bytes | None:
+    return _cell(row[3])
 
 
 def _cell(blob: bytes | None) -> bytes | None:
@@ -1705,11 +2194,35 @@ def _keep(bell: _Bell, ref: Callable[[], SqliteLog | None]) -> None:
 # ---- reading before anyone may write --------------------------------------------------------------------------------
 
 
-class Peek:
+class _Leaves:
+    """The hashes of a log's tree, as its file holds them."""
+
+    def __init__(self, db: _Db) -> None:
+        self._db = db
+
+    def leaf(self, i: int) -> bytes:
+        line = self._db.one("select line from entry where seq = ?", (i,))
+        if line is None:
+            if gaps.removed(self._db, i):
+                raise inside(i)
+            raise Damaged(f"Record {i} is missing.", next="Run `amends verify`.", seq=i)
+        return leaf(line)
+
+    def run(self, n: int) -> bytes:
+        root = self._db.one("select data from tile where level = 1 and n = ?", (n,))
+        if root is None:
+            raise Damaged(f"The root of run {n} is missing.", next="Run `amends verify`.", seq=n * RUN)
+        return bytes(root)
+
+    def gaps(self, low: int, high: int) -> list[Stub]:
+        return gaps.stubs(self._db, low, high)
+
+
+class Peek(_Leaves):
     """A database as the guard at open sees it: sizes and hashes, nothing folded, nothing written."""
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
-        self._db = _Db(os.fspath(path), False)
+        super().__init__(_Db(os.fspath(path), False))
         self._db.pragma("query_only", 1)
         self._empty = not self._db.pragma("application_id")
 
@@ -1721,18 +2234,6 @@ class Peek:
         line = None if self._empty else self._db.one("select line from entry where seq = 0")
         return read(line) if line is not None else None
 
-    def leaf(self, i: int) -> bytes:
-        line = self._db.one("select line from entry where seq = ?", (i,))
-        if line is None:
-            raise Damaged(f"Record {i} is missing.", next="Run `amends verify`.", seq=i)
-        return leaf(line)
-
-    def run(self, n: int) -> bytes:
-        root = self._db.one("select data from tile where level = 1 and n = ?", (n,))
-        if root is None:
-            raise Damaged(f"The root of run {n} is missing.", next="Run `amends verify`.", seq=n * RUN)
-        return bytes(root)
-
     def close(self) -> None:
         self._db.close()
 
@@ -1740,6 +2241,24 @@ class Peek:
 def open_read(path: str | os.PathLike[str]) -> Peek:
     """Look at a log's file. Raises Malformed, TooNew, Damaged, HomeRefused; close it."""
     return Peek(path)
+
+
+def copy_into(path: str | os.PathLike[str], target: str | os.PathLike[str], *, keys: bool) -> None:
+    """Copy one snapshot of a log's file into the empty file `target`, while others write on; without the sagas' keys
+    unless `keys`. Raises DiskFull, LogHeld, Damaged."""
+    with _speaking():
+        db = _Db(os.fspath(path), False)
+        try:
+            db.run("vacuum into ?", (os.fspath(target),))
+        finally:
+            db.close()
+        copy = _Db(os.fspath(target), False)
+        try:
+            copy.pragma("secure_delete", 1)
+            if not keys and copy.one("select count(*) from sqlite_schema where name = 'datakey'"):
+                copy.run("delete from datakey")
+        finally:
+            copy.close()
 
 
 # ---- forking and leaving --------------------------------------------------------------------------------------------

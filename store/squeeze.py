@@ -23,10 +23,15 @@ def shut(blob: bytes) -> bytes:
     """The cell for opening lines: compressed from 1 KiB on, where that is smaller."""
     if len(blob) < LEAST:
         return blob
+    frame = framed(blob)
+    return _sealed(frame) if len(frame) + len(SEAL) + 4 < len(blob) else blob
+
+
+def framed(blob: bytes) -> bytes:
+    """One zstd frame that states its plain size."""
     import zstandard
 
-    frame = zstandard.ZstdCompressor(level=1, write_content_size=True).compress(blob)
-    return _sealed(frame) if len(frame) + len(SEAL) + 4 < len(blob) else blob
+    return zstandard.ZstdCompressor(level=1, write_content_size=True).compress(blob)
 
 
 def _sealed(frame: bytes) -> bytes:
@@ -40,6 +45,11 @@ def unshut(cell: bytes) -> bytes:
     frame = cell[: -len(SEAL) - 4]
     if cell[:4] != MAGIC or _sealed(frame) != cell:
         raise _unreadable("it is not what was written")
+    return unframed(frame)
+
+
+def unframed(frame: bytes) -> bytes:
+    """What one frame holds. Raises Malformed (E_OPENING) for one that is cut, or too large."""
     import zstandard
 
     try:

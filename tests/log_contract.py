@@ -15,6 +15,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from amends.store import redact
 from amends.store.chain import Draft
 from amends.store.clock import Now
 from amends.store.entry import Entry, leaf, parse
@@ -121,6 +122,45 @@ class LogContract:
         record = log.record(entry.seq)
         assert len(entry.c) == 2 and record.blob.count(b"\n") == 2
         assert log.record(0).blob is None
+
+    @pytest.mark.promise("6.3")
+    def test_a_redaction_takes_the_openings_that_it_names_and_nothing_else(self, log: Any) -> None:
+        long = b'{"text":"%b"}' % (b"pack my box " * 500)
+        (first, _) = log.commit(facts(opened("a", b'{"name":"x"}', long, b'{"who":"y"}'), ended("a")))
+        seq, line = first.seq, log.record(first.seq).line
+        assert log.places(seq) == (0, 1, 2) and log.places(0) == ()
+        redact.redact(log, [(seq, 1)], basis="GDPR-17", by="Ada", note="asked to")
+        record = log.record(seq)
+        assert log.places(seq) == (0, 2) and record.line == line
+        assert b'"name":"x"' in record.blob and b'"who":"y"' in record.blob and b"pack my box" not in record.blob
+        assert [r.blob for r in log.thread("a")][0] == record.blob
+        assert log.keeping.unfinished and not log.erasure().done
+        assert log.finish_erasing(20).done and log.erasure().done
+        assert kinds(log)[-2:] == ["redaction.made", "erasure.done"]
+        assert log.finish_erasing(20).done and kinds(log)[-1] == "erasure.done"
+        redact.redact(log, [(seq, 0), (seq, 2)], basis="GDPR-17", by="Ada")
+        assert log.record(seq).blob is None and log.places(seq) == ()
+        with pytest.raises(NotFound):
+            log.places(log.size)
+
+    @pytest.mark.promise("6.3")
+    def test_a_redaction_is_refused_twice_under_a_hold_and_in_an_open_saga(self, log: Any) -> None:
+        (first,) = log.commit(facts(opened("a", b'{"name":"x"}')))
+        places = [(first.seq, 0)]
+
+        def refused() -> str:
+            with pytest.raises(Refused) as caught:
+                redact.redact(log, places, basis="GDPR-17", by="Ada")
+            assert log.record(first.seq).blob is not None or caught.value.code == "redacted_already"
+            return caught.value.code
+
+        assert refused() == "saga_open"
+        log.commit(facts(ended("a")))
+        held = redact.hold(log, "a", by="Bo", reason="case 12")
+        assert refused() == "held"
+        redact.lift(log, held.seq, by="Bo")
+        redact.redact(log, places, basis="GDPR-17", by="Ada")
+        assert refused() == "redacted_already"
 
     @pytest.mark.promise("1.18")
     def test_a_fact_in_parts_is_one_fact_and_all_of_it_is_read_again(self, log: Any) -> None:

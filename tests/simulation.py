@@ -97,6 +97,16 @@ class Attempt(NamedTuple):
     life: int
 
 
+class Heard(NamedTuple):
+    """What the caller of one call heard: `answer`, `no` or `nothing`. size: how long its log was."""
+
+    what: str
+    thing: str
+    said: str
+    size: int
+    life: int
+
+
 class World:
     """The far side: what stands, and every call that reached it.
 
@@ -110,6 +120,7 @@ class World:
         self.resolved: Counter[tuple[str, str]] = Counter()  # confirm or cancel, and what
         self.keys: set[str] = set()
         self.attempts: list[Attempt] = []
+        self.heard: list[Heard] = []
         self.landing: list[tuple[int, str, Callable[[], None]]] = []
         self.words = {name: list(words) for name, words in scenario.words.items()}
         self.doubled: list[str] = []
@@ -287,7 +298,22 @@ class LostAnswer(ConnectionError):
 
 
 def _reach(what: str, thing: str, key: str, land: Callable[[], Any], word: str) -> Any:
-    """One call: the far side takes effect now, later, or never; the caller hears of it, or not, or is dead."""
+    """One call, and what its caller hears: an answer, a no, or nothing."""
+    process, size = here(), here().log.size
+    heard = "nothing"
+    try:
+        said = _call(what, thing, key, land, word)
+        heard = "answer"
+    except ValueError:
+        heard = "no"
+        raise
+    finally:
+        process.world.heard.append(Heard(what, thing, heard, size, process.number))
+    return said
+
+
+def _call(what: str, thing: str, key: str, land: Callable[[], Any], word: str) -> Any:
+    """The far side takes effect now, later, or never; the caller hears of it, or not, or is dead."""
     process = here()
     world = process.world
     process.point(f"{what} begins")
@@ -375,7 +401,10 @@ def _resolve(verb: str, thing: str, key: str) -> None:
 def probe(thing: str) -> Any:
     process = here()
     process.point("probe")
-    if process.world.word(f"probe {thing}") == "cannot tell":
+    cannot = process.world.word(f"probe {thing}") == "cannot tell"
+    heard = "nothing" if cannot else "answer"
+    process.world.heard.append(Heard("probe", thing, heard, process.log.size, process.number))
+    if cannot:
         return CANNOT_TELL
     return PRESENT({"thing": thing}) if process.world.standing[thing] else ABSENT
 

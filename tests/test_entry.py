@@ -59,6 +59,8 @@ _BY_NAME: dict[str, st.SearchStrategy[Any]] = {
     "use": st.dictionaries(text, amount, min_size=1, max_size=4),
     "up": pair,
     "part": pair,
+    "places": st.lists(pair, min_size=1, max_size=3).map(tuple),
+    "runs": st.lists(pair, min_size=1, max_size=3).map(tuple),
 }
 
 

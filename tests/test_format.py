@@ -31,13 +31,15 @@ from amends import (
     compensator,
     saga_scope,
 )
-from amends.runtime import unwind
+from amends.runtime import tools, unwind
 from amends.runtime.adopted import carry_over
 from amends.runtime.channels import Channel
 from amends.runtime.current import CURRENT
 from amends.runtime.daemon import sweep
+from amends.runtime.drift import Turn
 from amends.runtime.engine import ResumeConflict
 from amends.runtime.facts import KINDS as RUNTIME_KINDS
+from amends.runtime.facts import body, fact
 from amends.runtime.follow import Follower, tell
 from amends.runtime.gate import ceremonies, signing
 from amends.runtime.gate.breaker import BreakerPolicy
@@ -48,12 +50,17 @@ from amends.runtime.gate.proof import Credential, base64url
 from amends.runtime.gate.rules import ApprovalPolicy, EscalationLevel, PreFlightGate
 from amends.runtime.openings import raw_fields, whole
 from amends.runtime.scope import SagaAborted, Unconfirmed
+from amends.runtime.state import State
 from amends.runtime.tools import ABSENT, CANNOT_TELL, PRESENT
+from amends.store import redact, sealing
+from amends.store.bundle import Made, copied
 from amends.store.clock import SystemClock
+from amends.store.compact import compact
 from amends.store.examiner import CODES
 from amends.store.facts import KINDS as LOG_KINDS
 from amends.store.home import Home
-from amends.store.identity import adopt
+from amends.store.identity import adopt, open_log
+from amends.store.seal import Owner
 
 PAGE = (Path(__file__).parents[1] / "store" / "FORMAT.md").read_text(encoding="utf-8")
 FROZEN = json.loads((Path(__file__).parent / "vectors" / "format.json").read_text(encoding="utf-8"))
@@ -357,6 +364,62 @@ def set_back(folder: Path) -> None:
         carry_over(kit)
 
 
+def reconciled(kit: AgentKit) -> None:
+    """The world is asked by the clock, and says otherwise than the log; a person accounts for it."""
+    told = [PRESENT("there"), ABSENT("nothing goes by that name")]
+    with saga_scope("order", kit=kit) as made:
+        made.execute("tour.pay", lambda: 1, semantics=COMPENSABLE, undo=undo())
+    kit.log.commit(Turn(3_600_000))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(tools, "_RECONCILERS", {"tour.pay": lambda: told.pop(0)})
+        kit.reconcile()
+        kit.reconcile()
+    kit.accept(kit.inbox()[0]["id"], by="ada", reason="paid in cash")
+
+
+def handed_out(kit: AgentKit) -> None:
+    """A bundle was made."""
+    made = Made(Path("b"), "ab" * 32, 3, 1, 0, "cd" * 32)
+    kit.log.commit(lambda state, now: [copied(made, "plain", (b'{"by":"ada","to":"bob"}',))])
+
+
+def redacted(folder: Path) -> None:
+    """What a saga held is destroyed, after a hold on it was lifted."""
+    with home_kit(folder / "redacted") as kit:
+        with saga_scope("gone", kit=kit):
+            pass
+        [saga] = [row.saga for row in kit.log.sagas()]
+        held = redact.hold(kit.log, saga, by="bob", reason="case 12", name="gone")
+        redact.lift(kit.log, held.seq, by="bob", reason="closed")
+        places = redact.choose(redact.openings_of(kit.log, kit.log.thread(saga))).places
+        redact.redact(kit.log, places, basis="GDPR-17", by="ada", note="asked to")
+        assert kit.log.finish_erasing(20).done
+
+
+def under_seal(folder: Path) -> None:
+    """A log is sealed, gets another key, forgets a saga, and lies in plain text again."""
+    log = open_log(folder / "home", State(), warn=lambda text: None)
+    log.commit(lambda state, now: [fact("saga.opened", body(label=b'"x"'), saga="gone", fence=1)])
+    log.commit(lambda state, now: [fact("saga.ended", saga="gone", fence=1, out="committed")])
+    one, two = Owner(os.urandom(32)), Owner(os.urandom(32))
+    sealing.begin(log, one, "ada")
+    sealing.finish(log)
+    sealing.rotate(log, two, "ada")
+    sealing.forget(log, ["gone"], "ada", "asked to")
+    sealing.end(log, "ada")
+    sealing.finish(log)
+    log.close()
+
+
+def compacted(kit: AgentKit) -> None:
+    """Records were removed."""
+    for number in range(150):
+        with saga_scope(f"old-{number}", kit=kit):
+            pass
+    settled = [row.saga for row in kit.log.sagas() if not row.open]
+    compact(kit.log, settled[-3:], within_ms=1, use=lambda saga: {"sagas": 1}, by="ada", cert="ef" * 32)
+
+
 class Toured:
     """Kind -> the keys, and the fields of openings, that its facts were written with."""
 
@@ -380,6 +443,13 @@ def tour(tmp_path_factory: pytest.TempPathFactory) -> Toured:
     patch.setenv("AMENDS_ANCHORS", str(folder / "anchors"))
     toured = Toured()
     try:
+        with AgentKit.in_memory() as kit:
+            reconciled(kit)
+            handed_out(kit)
+            toured.take(kit)
+        with AgentKit.in_memory() as kit:
+            compacted(kit)
+            toured.take(kit)
         for part in (given_up, asked, held):
             clock = Clock()
             with AgentKit.in_memory(clock=clock) as kit:
@@ -406,6 +476,12 @@ def tour(tmp_path_factory: pytest.TempPathFactory) -> Toured:
             toured.take(kit)
         with home_kit(folder / "kept") as kit:
             kept(kit)
+            toured.take(kit)
+        redacted(folder)
+        with home_kit(folder / "redacted") as kit:
+            toured.take(kit)
+        under_seal(folder / "sealed")
+        with home_kit(folder / "sealed") as kit:
             toured.take(kit)
         for on_file in (died, set_back):
             on_file(folder)
@@ -450,4 +526,6 @@ def test_the_tables_on_the_page_are_those_of_the_file(tmp_path: Path) -> None:
         path = kit.log.path  # type: ignore[attr-defined]
     db = apsw.Connection(path)
     made = {name for (name,) in db.execute("select name from sqlite_schema where type = 'table'")}
-    assert {cells[0].strip("`") for cells in rows("7.") if len(cells) == 2} == made | {"fentry"}
+    assert {cells[0].strip("`") for cells in rows("7.") if len(cells) == 2} == made | {
+        "fentry", "fstub", "fcheckpoint", "stub", "checkpoint", "datakey", "sealing",
+    }  # fmt: skip

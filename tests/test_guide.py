@@ -82,6 +82,20 @@ def test_the_program_of_the_guide_asks_to_be_tried_again_and_refuses_nonsense(un
     assert (failed.outcome, failed.why) == ("failed", "this is no mail id")
 
 
+@CONTRACT
+def test_the_program_of_the_guide_only_looks_when_it_is_asked_to_verify(unsend: ExecHost, tmp_path: Path) -> None:
+    def asked() -> str:
+        told = {"tool": "mail.send", "result": {"mail_id": "m-1"}, "withheld": []}
+        assert unsend.knows("mail.send", "verify").found and not unsend.knows("mail.other", "verify").found
+        return unsend.call("mail.send", "verify", {"to": "bo"}, "key-1", "saga-1", 2, 1, 20_000, told).outcome
+
+    assert asked() == "again", "there is no outbox"
+    (tmp_path / "outbox").mkdir()
+    assert asked() == "absent"
+    (tmp_path / "outbox" / "m-1").touch()
+    assert asked() == "present" and os.listdir(tmp_path / "outbox") == ["m-1"]
+
+
 ENDS = [
     ("exit 0", "done"),
     ('echo \'{"outcome":"already_done"}\'', "already_done"),

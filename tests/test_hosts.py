@@ -108,8 +108,9 @@ VERDICTS = {
     "a crashing probe": ("kill -KILL $$", "probe", "cannot_tell", "SIGKILL"),
     "a probe that says done": ('echo \'{"outcome":"done"}\'', "probe", "cannot_tell", "no answer"),
     "present and exit 1": ('echo \'{"outcome":"present"}\'; exit 1', "probe", "cannot_tell", "exit 1"),
-    "a silent verifier": ("exit 0", "verify", "done", ""),
-    "a failing verifier": ("exit 1", "verify", "failed", "exit 1"),
+    "a silent reconciler": ("exit 0", "verify", "cannot_tell", "no answer"),
+    "a failing reconciler": ("exit 1", "verify", "cannot_tell", "exit 1"),
+    "a reconciler that says done": ('echo \'{"outcome":"done"}\'', "verify", "cannot_tell", "no answer"),
 }
 
 
@@ -486,10 +487,10 @@ def test_answers_are_told_from_results(shop: PythonHost, case: str) -> None:
     assert [outcome.outcome, outcome.result, outcome.note] == expected
 
 
-def test_a_verifier_confirms_by_true_alone(shop: PythonHost) -> None:
-    assert ask(shop, "yes", purpose="verify", result=1).outcome == "done"
-    assert ask(shop, "yes", purpose="verify", result=2).outcome == "failed"
-    assert ask(shop, "echo", purpose="verify", result=1).outcome == "failed"
+def test_nothing_that_merely_has_the_name_is_asked_to_verify(shop: PythonHost) -> None:
+    outcome = ask(shop, "present", purpose="verify")
+    assert outcome.outcome == "unavailable" and "no reconciler for present" in outcome.why
+    assert not shop.knows("present", "verify").found and shop.knows("present").found
 
 
 @pytest.mark.parametrize(("handler", "why"), [("too_large", "over the cap"), ("unstorable", "builtin_function"),

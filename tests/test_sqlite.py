@@ -916,8 +916,11 @@ def test_a_commit_signs_what_must_not_be_denied_later(log: SqliteLog, never_idle
     assert not signs(log, intended("a", 1, sem="compensable"), done("a", 1))
     assert signs(log, intended("a", 2, sem="irreversible"))
     assert not signs(log, Draft("step.done", {"saga": "a", "step": 2, "sem": "irreversible"}))
-    for kind in ("vote.cast", "review.closed", "switch.set", "key.added", "redaction.made", "compaction.made"):
+    for kind in ("vote.cast", "review.closed", "switch.set", "key.added", "hold.placed"):
         assert signs(log, Draft(kind, {}), Draft("note", {})), kind
+    redaction = Draft("redaction.made", {"places": ((3, 0),), "basis": "x"})
+    assert signs(log, redaction, Draft("note", {}))
+    assert all(sqlite._signs[kind] for kind in ("compaction.made", "seal.begun", "copy.made"))
     assert not signs(log, Draft("note", {}))
     assert signs(log, ended("a"))
     assert not signs(log, *[Draft("note", {}) for _ in range(999)])
@@ -1226,8 +1229,11 @@ def test_with_no_space_left_everything_an_unwinding_writes_is_still_accepted() -
     begins = {"saga.opened", "step.asked", "step.intended", "step.attempted", "confirm.intended"}
     takes = {"limit.set", "lock.taken", "lock.awaited"}
     says = {"vote.cast", "approval.escalated", "review.closed", "clock.accepted", "notice.claimed", "notice.sent"}
+    says |= {"effect.observed", "reconcile.begun", "reconcile.done"}
     left = {kind for kind in KINDS if kind not in OUTCOMES and not kind.startswith((*OUTCOME_FAMILIES, "key."))}
     assert left == begins | takes | says
+    for kind in ("redaction.made", "erasure.done", "hold.placed", "hold.lifted"):
+        assert kind.startswith(OUTCOME_FAMILIES), "who must destroy something need not make room first"
 
 
 @pytest.mark.promise("1.2")

@@ -153,3 +153,11 @@ def test_whatever_is_tried_a_step_is_where_the_table_says(tries: list[tuple[str,
         else:
             assert leads_to(state, kind, out) is not None
             assert step.late <= step.provisional or step.state != s.COMPENSATED
+
+
+def test_what_a_probe_said_of_an_attempt_says_nothing_of_the_next_one() -> None:
+    """Else an attempt that was lost after it is never asked about, and goes to a person."""
+    step = in_state(s.UNKNOWN, probe=1)
+    for fact in (entry("step.probed", out="absent"), entry("step.intended", 11, probe=1), entry("step.lost", 12)):
+        step = s.advance(step, fact, 0)
+    assert (step.state, step.settled) == (s.UNKNOWN, "")

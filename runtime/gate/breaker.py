@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from ...store.clock import Now
 from ...store.entry import Entry
 from ...store.errors import BadValue
+from ...store.facts import COMPACTED
 from .limits import span
 from .question import Question, Refusal
 
@@ -31,6 +32,9 @@ if TYPE_CHECKING:
 
 KEPT = 256
 """Outcomes of a tool that are kept, the newest ones."""
+LOOKED_BACK_MS = 7 * 86_400_000
+"""Lived milliseconds after which an outcome says nothing any more, once records are removed: windows and cool-downs are
+a day at most."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +126,16 @@ class Circuit:
 class Breakers:
     """The newest outcomes of each tool and the calls in the air."""
 
-    KINDS = ("saga.ended", "saga.taken", "step.attempted", "step.done", "step.failed", "step.intended", "step.lost")
+    KINDS = (
+        COMPACTED,
+        "saga.ended",
+        "saga.taken",
+        "step.attempted",
+        "step.done",
+        "step.failed",
+        "step.intended",
+        "step.lost",
+    )
 
     def __init__(self) -> None:
         self.circuits: dict[str, Circuit] = {}
@@ -153,6 +166,15 @@ class Breakers:
     def _let_go(self, entry: Entry, lived: int) -> None:
         self._air.pop(entry.saga, None)
 
+    def _aged(self, entry: Entry, lived: int) -> None:
+        """What no policy looks back to is dropped when records are removed, so that the fold is the same without."""
+        for tool, circuit in list(self.circuits.items()):
+            young = [outcome for outcome in circuit.outcomes if outcome >= 2 * (lived - LOOKED_BACK_MS)]
+            if young:
+                self.circuits[tool] = Circuit(young)
+            else:
+                del self.circuits[tool]
+
     def _count(self, tool: str, lived: int, succeeded: bool) -> None:
         circuit = self.circuits.get(tool)
         if circuit is None:
@@ -182,6 +204,7 @@ class Breakers:
 FALLBACK = "fallback"  # the scope of a step that is another function under the same name
 
 _FOLDS = {
+    COMPACTED: Breakers._aged,
     "saga.ended": Breakers._let_go,
     "saga.taken": Breakers._let_go,
     "step.attempted": Breakers._tried_again,

@@ -34,6 +34,7 @@ import msgspec
 from ...store.clock import Now
 from ...store.entry import INTEGER_MAX, Entry
 from ...store.errors import BadValue
+from ...store.facts import COMPACTED
 from ..tools import check_name, is_async
 from .question import Debit, GateCall, Question, Reason, Refusal
 
@@ -507,6 +508,13 @@ class Meter:
             del self.times[: self.start], self.sums[: self.start]
             self.start = 0
 
+    def age(self, until: int) -> bool:
+        """Drop what is older, also from the total; say whether anything is left."""
+        self._drop(until)
+        self._rebase()
+        self.total = self.sums[-1] if self.sums else 0
+        return bool(self.times)
+
     def _rebase(self) -> None:
         """Count from the first that is kept, before a sum leaves 64 bits."""
         del self.times[: self.start], self.sums[: self.start]
@@ -589,6 +597,19 @@ class Account:
         if self.kept_ms and not self.for_ever:
             self._forget(lived - self.kept_ms)
 
+    def age(self, lived: int) -> None:
+        """Records were removed: drop what no window looks back to, so that the fold is the same without them. A limit
+        that is declared without an end from then on has used what is left."""
+        if self.for_ever or not self.kept_ms:
+            return
+        for name, meter in list(self.meters.items()):
+            if not meter.age(lived - self.kept_ms):
+                del self.meters[name]
+
+    def counts(self, lived: int, now: int) -> bool:
+        """Whether what was debited then counts still, or will where the limit has no end."""
+        return self.for_ever or not self.kept_ms or lived > now - self.kept_ms
+
     def _forget(self, until: int) -> None:
         """Drop the meters in which nothing counts any more: a limit by customer does not keep every customer."""
         while next(iter(self.meters.values())).newest <= until:  # the one in hand is younger
@@ -614,7 +635,7 @@ class Meters:
     """What every limit was debited, folded from `use`. Old debits are dropped when new ones are folded in, never when
     somebody looks, so that a dump depends on the log alone."""
 
-    KINDS = ("limit.set", "step.attempted", "step.intended")
+    KINDS = (COMPACTED, "limit.set", "step.attempted", "step.intended")
 
     def __init__(self) -> None:
         self.accounts: dict[str, Account] = {}
@@ -622,6 +643,10 @@ class Meters:
     def fold(self, entry: Entry, lived: int, state: State) -> None:
         if entry.kind == "limit.set":
             self._account(entry.limit).declare(entry)
+            return
+        if entry.kind == COMPACTED:
+            for account in self.accounts.values():
+                account.age(lived)
             return
         for meter, amount in entry.use.items():
             if amount > 0:  # nothing gives back

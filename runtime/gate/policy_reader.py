@@ -234,6 +234,14 @@ def _seconds(value: Any) -> float:
     return seconds
 
 
+def duration(value: Any) -> float | None:
+    """Seconds of `90s`, `6h`, `30d`, for other files that say times as this one does; None for anything else."""
+    try:
+        return _seconds(value)
+    except Unfit:
+        return None
+
+
 def _window(value: Any) -> float | None:
     return None if value == "forever" else _seconds(value)
 

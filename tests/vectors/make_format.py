@@ -1,12 +1,14 @@
 """Writes format.json beside it: the bytes of FORMAT.md, made from the page alone and not by the code under test.
 
-Nothing of amends is imported: JSON, SHA-256, base64 and an Ed25519 library are enough. The result is frozen; it changes
-only with the page and the format's number. `python3 tests/vectors/make_format.py --check` says whether it still agrees.
+Nothing of amends is imported: JSON, SHA-256, base64 and a library for Ed25519 and XChaCha20-Poly1305 are enough. The
+result is frozen; it changes only with the page and the format's number. `python3 tests/vectors/make_format.py --check`
+says whether it still agrees.
 """
 
 from __future__ import annotations
 
 import base64
+import hmac
 import json
 import sys
 from binascii import crc32
@@ -14,6 +16,7 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
+from nacl.bindings import crypto_aead_xchacha20poly1305_ietf_encrypt as xchacha
 from nacl.signing import SigningKey
 
 TARGET = Path(__file__).with_name("format.json")
@@ -277,6 +280,33 @@ def gate(log: Writer, asked: str) -> None:
     about = {"step": 2, "ref": 5, "up": [1, 818000], "attempt": 1, "channel": "ops", "item": "abcdefghij", "level": 1}
     log.add("notice.claimed", **about, of=three, within_ms=21000)
     log.add("notice.sent", {"error": "no answer"}, **about, of=three, out="failed")
+    log.add("reconcile.begun", up=[1, 819000], within_ms=21600000)
+    seen = {"step": 1, "ref": 5, "up": [1, 819100], "of": three, "why": "missing"}
+    log.add("effect.observed", {"host": "shop.py (python3)", "note": "no such charge"}, **seen, out="drift")
+    log.add("reconcile.done", use={"drift": 1, "examined": 1}, up=[1, 819200])
+    log.add("effect.observed", {"by": "Ada", "reason": "paid in cash"}, **seen, out="accepted")
+    first, second = (key_id(bytes([n]) * 32) for n in (1, 2))
+    log.add("seal.begun", {"by": "Ada"}, up=[1, 820000], seal=first)
+    log.add("seal.rotated", {"by": "Ada"}, up=[1, 820100], seal=second, prior=first)
+    log.add("seal.forgotten", {"by": "Ada", "reason": "asked to"}, up=[1, 820200], target=three)
+    log.add("seal.ended", {"by": "Ada"}, up=[1, 820300], prior=second)
+
+    log.add(
+        "redaction.made", {"by": "Ada"}, {"note": "asked to"}, up=[1, 819210], basis="GDPR-17", places=[[4, 0], [6, 1]]
+    )
+    log.add("erasure.done", up=[1, 819220], upto=69)
+    held = log.add("hold.placed", {"by": "Bo", "name": "three", "reason": "case 12"}, up=[1, 819230], target=three)
+    log.add("hold.placed", {"by": "Bo", "reason": "all of it"}, up=[1, 819235])
+    log.add("hold.lifted", {"by": "Bo", "reason": "closed"}, ref=held, up=[1, 819240])
+    log.add("compaction.made", {"by": "Ada"}, up=[1, 819250], cert="ef" * 32, count=7, runs=[[3, 7], [9, 10]],
+            use={"committed": 1, "effects": 2, "sagas": 2}, within_ms=7776000000)  # fmt: skip
+    log.add("copy.made", {"by": "Ada", "to": "the auditor"}, out="bundle", up=[1, 819300],
+            event=sha256(b"manifest").hexdigest(), upto=70, payload="plain")  # fmt: skip
+
+
+def key_id(key: bytes) -> str:
+    """HKDF-SHA-256 of an owner's key: one block is enough for 8 bytes."""
+    return hmac.digest(hmac.digest(bytes(32), key, "sha256"), b"amends/seal/id\x01", "sha256")[:8].hex()
 
 
 # ---- requests and decisions -----------------------------------------------------------------------------------------
@@ -376,6 +406,27 @@ def cell() -> dict[str, str]:
     return {"plain": (before + b"a" * 2000 + after).decode(), "cell": (frame + seal).hex()}
 
 
+def sealed() -> dict[str, Any]:
+    """A cell of two sealed openings of which the middle one was cut out, and the key that opens it, wrapped."""
+    owner, key, origin, saga, seq = bytes([1]) * 32, bytes(range(32)), "amends.local/vector", "saga", 258
+    lines = [packed([salt(f"sealed {place}"), {"text": "Grüße" * many}]).encode() + b"\n"
+             for place, many in enumerate((1, 2, 300))]  # fmt: skip
+    c = [sha256(line).hexdigest() for line in lines]
+    frame = bytes.fromhex("28b52ffd") + b"\x60" + (len(lines[2]) - 256).to_bytes(2, "little")
+    frame += (len(lines[2]) << 3 | 1).to_bytes(3, "little") + lines[2]
+    cell = b"\x01"
+    for place, plain in ((0, b"\0" + lines[0]), (2, b"\1" + frame)):
+        nonce = sha256(b"nonce %d" % place).digest()[:24]
+        bound = b"amends/seal/1\0" + origin.encode() + b"\0" + seq.to_bytes(8, "big") + c[place].encode()
+        ciphertext = xchacha(plain, bound, nonce, key)
+        cell += bytes([place]) + len(ciphertext).to_bytes(4, "big") + nonce + ciphertext
+    names = b"\0".join([b"amends/wrap/1", origin.encode(), saga.encode(), key_id(owner).encode()])
+    nonce = sha256(b"nonce of the key").digest()[:24]
+    return {"owner": owner.hex(), "seal": key_id(owner), "key": key.hex(), "origin": origin, "saga": saga, "seq": seq,
+            "wrapped": (nonce + xchacha(key, names, nonce, owner)).hex(), "c": c,
+            "openings": [lines[0].decode(), lines[2].decode()], "cell": cell.hex()}  # fmt: skip
+
+
 def made() -> dict[str, Any]:
     signer = SigningKey(SEED)
     public = bytes(signer.verify_key)
@@ -411,6 +462,7 @@ def made() -> dict[str, Any]:
         "parts": parts(public),
         "large": large(),
         "cell": cell(),
+        "sealed": sealed(),
         "checkpoint": {
             "size": 300,
             "vkey": f"{origin}+{id.hex()}+{base64.b64encode(bytes([1]) + public).decode()}",
