@@ -256,6 +256,33 @@ def export() -> dict[str, float]:
     return {"records_s": made.size / took, "s": took, "rss_mb": rss()}
 
 
+def prove() -> dict[str, float]:
+    """One saga in the middle of the log, with its proofs, and the check of it: milliseconds."""
+    from amends.store import disclosure
+    from amends.store.sqlite import open_read
+
+    kit = open_kit()
+    log: Any = kit.log
+    log.settle()
+    head = log.signed()
+    text = log.identity.note(*head)
+    first = next(entry for entry, _ in log.lines(head.size // 2) if entry.kind == "saga.ended")
+    took: dict[str, list[float]] = {"prove": [], "check": []}
+    reader = open_read(os.path.join(HOME, "amends.db"))
+    for _ in range(20):
+        began = time.perf_counter()
+        made = disclosure.prove(log, reader, text, [first.saga])
+        took["prove"].append(time.perf_counter() - began)
+        began = time.perf_counter()
+        checked = disclosure.check(made.text)
+        took["check"].append(time.perf_counter() - began)
+        if checked.exit:
+            sys.exit(f"check-proof says {checked.verdict}")
+    reader.close()
+    kit.close()
+    return {**{f"{what}_ms": sorted(each)[10] * 1e3 for what, each in took.items()}, "rss_mb": rss()}
+
+
 def judge() -> dict[str, float]:
     """One call put to the gate, with so many limits that concern it and so many debits in their windows."""
     from amends.runtime.gate.limits import BudgetLimit, prepare
@@ -302,6 +329,7 @@ ALONE: dict[str, Callable[[], dict[str, Any]]] = {
     "verify": verify,
     "certify": certify,
     "export": export,
+    "prove": prove,
     "judge": judge,
 }
 WORK: dict[str, Callable[[AgentKit], Awaitable[dict[str, float]]]] = {

@@ -182,14 +182,41 @@ def verify() -> dict[str, float]:
     from agent_saga.integrity import verify as examine
 
     began = time.perf_counter()
-    with open(LOG, encoding="utf-8") as file:
-        records = [json.loads(line) for line in file]
+    records = _records()
     report = examine(records)
-    took = time.perf_counter() - began
     if not report.intact:
         sys.exit(f"verify says {report.summary()}")
+    return _told(len(records), began)
+
+
+def _records() -> list[dict[str, Any]]:
+    with open(LOG, encoding="utf-8") as file:
+        return [json.loads(line) for line in file]
+
+
+def _told(count: int, began: float) -> dict[str, float]:
+    took = time.perf_counter() - began
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / (1e6 if sys.platform == "darwin" else 1e3)
-    return {"records_s": len(records) / took, "s": took, "rss_mb": peak}
+    return {"records_s": count / took, "s": took, "rss_mb": peak}
+
+
+def certify() -> dict[str, float]:
+    from agent_saga.certify import certify_rollback_safety
+
+    began = time.perf_counter()
+    records = _records()
+    certify_rollback_safety(records)
+    return _told(len(records), began)
+
+
+def export() -> dict[str, float]:
+    """Its bundle, after its own check of the chain, as its command does."""
+    from agent_saga.integrity import export_worm
+
+    began = time.perf_counter()
+    records = _records()
+    export_worm(records, os.path.join(os.path.dirname(LOG), "bundle"))
+    return _told(len(records), began)
 
 
 def judge() -> dict[str, float]:
@@ -213,7 +240,9 @@ def judge() -> dict[str, float]:
     return {**percentiles(took), "rss_mb": peak}
 
 
-ALONE: dict[str, Callable[[], dict[str, Any]]] = {"sweep": sweep, "verify": verify, "judge": judge}
+ALONE: dict[str, Callable[[], dict[str, Any]]] = {
+    "sweep": sweep, "verify": verify, "judge": judge, "certify": certify, "export": export,
+}  # fmt: skip
 WORK: dict[str, Callable[[AsyncWAL], Awaitable[dict[str, float]]]] = {
     "dur": durable, "raw2": raw, "rev": reversible, "reva": amortised, "saga5": sagas, "busy": busy, "size": size,
 }  # fmt: skip

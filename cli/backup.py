@@ -24,13 +24,14 @@ from ..store.home import Home
 from ..store.identity import adopt
 from ..store.sqlite import SqliteLog
 from . import ui
-from .device import acting, home, steering
+from .device import acting, home, key_option, steering
 
 
 @click.command(cls=ui.Verb, name="backup")
 @click.argument("file", type=click.Path(path_type=Path))
 @click.option("--with-keys", is_flag=True, help="With the device's seed and the sagas' keys: whoever has it is you.")
 @click.option("--by", default="", metavar="NAME", help="Who makes it; recorded.")
+@key_option
 def backup(file: Path, with_keys: bool, by: str) -> int:
     """Copy the home into FILE while agents run. Exit 1 if what was copied does not verify."""
     with steering() as kit:

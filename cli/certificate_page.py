@@ -65,7 +65,8 @@ def _parts(statement: dict[str, Any], id: str) -> Iterator[Part]:
             f"SHA-256 of this certificate: {id}",
             *[f"Certificate over removed records, SHA-256: {prior}" for prior in told["prior"]],
             *_follows(told),
-            *head["note"].splitlines(),
+            "The signed head (C2SP signed note):",
+            *(line for line in head["note"].splitlines() if line),
         ],
     )
     yield "What is not claimed", told["not_claimed"]

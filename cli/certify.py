@@ -22,17 +22,20 @@ from ..runtime.plain import named
 from ..runtime.values import encode
 from ..store import dsse
 from ..store.bundle import MANIFEST
-from ..store.bundled import BundleEvidence
+from ..store.bundle_evidence import BundleEvidence
 from ..store.errors import Damaged, HomeRefused, YouErred
 from ..store.evidence import Evidence
 from ..store.home import Home
-from ..store.note import open_note, parse_checkpoint
+from ..store.note import parse_vkey
+from ..store.trust import brought
 from . import ui
 from .certificate_page import page, text
-from .device import existing, steering
+from .device import existing, key_option, steering
+from .leaving import read_file, write_new
 from .version import VERSION
 
 _FILE = click.Path(path_type=Path)
+_HTML = (".html", ".htm")
 
 
 @click.command(cls=ui.Verb, name="certify")
@@ -45,6 +48,7 @@ _FILE = click.Path(path_type=Path)
     "--prior", "priors", multiple=True, type=_FILE, metavar="FILE", help="An earlier certificate. Repeatable."
 )
 @click.option("--check", "checked", type=_FILE, metavar="FILE", help="Check a certificate against the log, or PATH.")
+@key_option
 def certify(
     path: Path | None, out: Path | None, paged: Path | None, by: str | None, since: str | None,
     priors: tuple[str, ...], checked: Path | None,
@@ -53,6 +57,8 @@ def certify(
 
     Exit 0 SAFE, 1 UNSAFE or (with --check) it does not hold, 3 INDETERMINATE, 6 the log does not verify."""
     try:
+        if paged is not None and paged.suffix not in (*_HTML, ".txt"):
+            raise YouErred(f"{paged} is neither FILE.html nor FILE.txt.", next="Name the page by one of these endings.")
         if checked is not None:
             if out or by or since:
                 raise YouErred("--check makes no certificate.", next="Leave out --out, --by and --since.")
@@ -81,7 +87,7 @@ def _make(out: Path | None, paged: Path | None, by: str | None, since: str | Non
         log: Any = kit.log
         made = certificate.certify(log, f"amends {VERSION}", priors=priors, since=_place(since, kit.log))
         if out is not None:
-            _write(out, made.envelope)
+            write_new(out, made.envelope)
             opening = body(by=encode(person)) if person else b""
             kit.log.commit(lambda state, now: [copied(made, opening)])
     _written(paged, made.statement, made.id)
@@ -95,8 +101,7 @@ def _place(since: str | None, log: Any) -> int:
         return 0
     if since.isascii() and since.isdigit() and len(since) <= 16:
         return int(since)
-    note = since.encode() if "\n" in since else _read(Path(since))
-    return parse_checkpoint(open_note(note, [log.identity.log_vkey]).body).size
+    return brought(since).anchor(parse_vkey(log.identity.log_vkey)).size
 
 
 def _say(made: Certificate, out: Path | None, paged: Path | None) -> None:
@@ -108,6 +113,8 @@ def _say(made: Certificate, out: Path | None, paged: Path | None) -> None:
     _say_verdict(told)
     if out is not None:
         ui.say(f"Written to {out}, SHA-256 {made.id}.")
+    if paged is not None:
+        ui.say(f"The page for people is {paged}.")
     if told["verdict"] != SAFE:
         ui.say("Next: `amends inbox` lists what a person can settle, `amends show SAGA` tells what happened.", err=True)
 
@@ -187,27 +194,9 @@ def _read_all(paths: Sequence[Path | str]) -> list[bytes]:
 
 
 def _read(path: Path) -> bytes:
-    try:
-        if path.stat().st_size > dsse.ENVELOPE_MAX:
-            raise YouErred(f"{path} is larger than a certificate can be.", next="Name another file.")
-        return path.read_bytes()
-    except OSError as error:
-        raise YouErred(
-            f"{path} cannot be read ({error.strerror}).", next="Name another file.", code="no_file"
-        ) from None
-
-
-def _write(path: Path, data: bytes) -> None:
-    """A new file; one that is there is not replaced."""
-    try:
-        with open(path, "xb") as file:
-            file.write(data)
-    except FileExistsError:
-        raise YouErred(f"{path} is there already.", next="Name another file.", code="exists") from None
-    except OSError as error:
-        raise YouErred(f"{path} cannot be written ({error.strerror}).", next="Name another.", code="no_file") from None
+    return read_file(path, dsse.ENVELOPE_MAX)
 
 
 def _written(paged: Path | None, statement: dict[str, Any], id: str) -> None:
     if paged is not None:
-        _write(paged, (page if paged.suffix in (".html", ".htm") else text)(statement, id).encode())
+        write_new(paged, (page if paged.suffix in _HTML else text)(statement, id).encode())

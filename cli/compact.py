@@ -16,7 +16,7 @@ from ..runtime.gate.policy_reader import duration
 from ..runtime.retention import KEEP_MS, Plan, plan, remove
 from ..store.errors import YouErred
 from . import ui
-from .device import home, looking, steering
+from .device import home, key_option, looking, steering
 from .version import described
 
 
@@ -24,6 +24,7 @@ from .version import described
 @click.option("--keep", metavar="TIME", help='Keep what ended within this time, like "90d"; at least "7d".')
 @click.option("--by", default="", metavar="NAME", help="Who decides.")
 @click.option("--dry-run", is_flag=True, help="Say what would go, and why the rest stays.")
+@key_option
 def compact(keep: str | None, by: str, dry_run: bool) -> int:
     """Remove the records of settled sagas past retention. Exit 3 if bytes of them are left in the file for now."""
     keep_ms = _keep(keep)
@@ -36,9 +37,8 @@ def compact(keep: str | None, by: str, dry_run: bool) -> int:
         removed = remove(kit, keep_ms, by=by, tool=described())
     done = removed.done
     told = {
-        "cert": removed.cert, "removed": done.entries if done else 0, "removed_sagas": done.sagas if done else 0,
-        "bytes": done.bytes if done else 0, "left": done.left if done else [],
-        "state": "done" if done is None or done.erased else "erasing",
+        "cert": removed.cert, "removed": done.entries, "removed_sagas": done.sagas, "bytes": done.bytes,
+        "left": done.left, "state": "done" if done.erased else "erasing",
     }  # fmt: skip
     return _say(removed.plan, keep_ms, told)
 
@@ -72,7 +72,10 @@ def _say(planned: Plan, keep_ms: int, told: dict[str, Any] | None) -> int:
 
 
 def _done(told: dict[str, Any]) -> None:
-    ui.say(f"Removed {ui.count(told['removed'], 'record')}; {told['bytes']} bytes were given back to the disk.")
+    if not told["removed"]:
+        ui.say("Nothing was removed.")
+    else:
+        ui.say(f"Removed {ui.count(told['removed'], 'record')}; {told['bytes']} bytes were given back to the disk.")
     if told["left"]:
         ui.say(f"{ui.count(len(told['left']), 'saga')} of them stay, since something needs them still.")
     if told["cert"]:

@@ -84,6 +84,12 @@ class Steering(Acting):
         return Hosts()
 
 
+class Levering(Steering):
+    """The same for the levers alone: they work without the key of a sealed log as well."""
+
+    _bare = True
+
+
 def hosts(home: Home, imports: Sequence[str] = ()) -> Hosts:
     """Where this invocation finds handlers: `imports`, then the home's handlers.toml. Raises BadHandlersFile."""
     return Hosts([imported(imports)] if imports else [], load(home.handlers).specs)
@@ -123,8 +129,20 @@ def beginning() -> Iterator[AgentKit]:
 
 
 @contextmanager
-def steering() -> Iterator[AgentKit]:
+def levering() -> Iterator[AgentKit]:
     """The device's log, to set and lift levers."""
+    kit = Levering("amends", home=existing().path, warn=ui.warn, seal_key=ui.session().key)
+    try:
+        if kit.log.shut:
+            ui.warn("The log is sealed and its key is not here: who decides this, and why, cannot be kept.")
+        yield kit
+    finally:
+        kit.close()
+
+
+@contextmanager
+def steering() -> Iterator[AgentKit]:
+    """The device's log, to write to while nothing is run."""
     kit = Steering("amends", home=existing().path, warn=ui.warn, seal_key=ui.session().key)
     try:
         yield kit

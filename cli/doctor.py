@@ -39,9 +39,9 @@ from ..store.sqlite import SqliteLog, engine_version
 from . import ui
 from .device import Looking, existing, home, steering
 from .device import hosts as hosts_of
-from .finding import Said
-from .log_health import grows, heads
+from .log_health import grows, heads, readers
 from .redact import in_the_way
+from .said import Said
 from .service_units import Daemon, unit
 
 SCANNED = 20_000
@@ -171,16 +171,11 @@ def _place(patient: Patient) -> Iterator[Said]:
 def _disk(patient: Patient) -> Iterator[Said]:
     """How long the disk takes to say that something is on it. One that is quicker than any disk does not wait."""
     try:
-        fd, name = tempfile.mkstemp(prefix=".doctor-", dir=patient.home.path)
+        took = _flushed(patient.home.path)
     except OSError as error:
         spoken = refusal(patient.home.path, error)
         yield Said("bad", *((spoken.message, spoken.next) if spoken else (f"{error}.",)))
         return
-    try:
-        took = sorted(_sync_time(fd) for _ in range(9))[4]
-    finally:
-        os.close(fd)
-        os.unlink(name)
     text = f"a flush takes {took * 1000:.2f} ms (fdatasync, median of 9)"
     if patient.home.volatile:
         yield Said("warn", f"{text}; the home is in memory, so nothing survives a reboot.")
@@ -198,6 +193,16 @@ def _disk(patient: Patient) -> Iterator[Said]:
     if not patient.home.reserve.exists():
         yield Said("warn", "The reserve for unwinding on a full disk is not there yet.",
                    "A process that has the log open for some seconds makes it, as the daemon does.")  # fmt: skip
+
+
+def _flushed(folder: Path) -> float:
+    """Seconds that a flush takes, the median of nine. Leaves nothing behind."""
+    fd, name = tempfile.mkstemp(prefix=".doctor-", dir=folder)
+    try:
+        return sorted(_sync_time(fd) for _ in range(9))[4]
+    finally:
+        os.close(fd)
+        os.unlink(name)
 
 
 def _sync_time(fd: int) -> float:
@@ -412,6 +417,7 @@ def _growth(patient: Patient) -> Iterator[Said]:
 def _head(patient: Patient) -> Iterator[Said]:
     if patient.kit is not None and patient.kit.log.size and isinstance(patient.kit.log, SqliteLog):
         yield from heads(patient.kit.log)
+        yield from readers(patient.kit.log)
 
 
 def _told(patient: Patient) -> Iterator[Said]:

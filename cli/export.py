@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 import click
-import msgspec
 
 from ..runtime import dumps
 from ..runtime.certificate import Given, draw
@@ -28,9 +27,8 @@ from ..store.audit import verify as verify_log
 from ..store.bundle import PAYLOADS, Content, Made
 from ..store.chain import Draft
 from ..store.entry import Entry
-from ..store.errors import Malformed, Refused, TheyErred, YouErred
+from ..store.errors import Malformed, TheyErred, YouErred
 from ..store.evidence import NONE, PLAIN, SEALED, Evidence
-from ..store.facts import COPIED
 from ..store.home import Home
 from ..store.keys import origin_of
 from ..store.log import Record
@@ -39,6 +37,7 @@ from ..store.sqlite import Head
 from ..store.squeeze import unshut
 from . import ui
 from .device import existing, key_option, looking, steering
+from .leaving import in_plain, meanwhile, opening, refuse_existing
 from .version import described
 
 BUNDLE = "bundle"
@@ -65,30 +64,24 @@ def export(
     if format != BUNDLE:
         if allow_broken or payload == SEALED:
             raise YouErred(f"--allow-broken and --payload sealed are for bundles, not for {format}.")
-        _dump(format, out, payload, saga, dumps.moment(since), dumps.moment(until), _opening(to, by))
+        _dump(format, out, payload, saga, dumps.moment(since), dumps.moment(until), opening(to, by))
         return
     if saga or since or until:
         raise YouErred("A bundle is the whole log.", next="`amends prove SAGA` discloses one saga, with proof.")
     if out is None:
         raise YouErred("A bundle is a folder.", next="Say --out FOLDER.", code="usage")
-    _bundle(out, payload, allow_broken, _opening(to, by))
-
-
-def _opening(to: str, by: str) -> tuple[bytes, ...]:
-    """For whom and by whom, as the opening of `copy.made`."""
-    told = {name: text for name, text in (("by", by), ("to", to)) if text}
-    return (msgspec.json.encode(told, order="sorted"),) if told else ()
+    _bundle(out, payload, allow_broken, opening(to, by))
 
 
 # ---- bundles --------------------------------------------------------------------------------------------------------
 
 
-def _bundle(out: Path, payload: str, allow_broken: bool, opening: tuple[bytes, ...]) -> None:
+def _bundle(out: Path, payload: str, allow_broken: bool, told: tuple[bytes, ...]) -> None:
     home = existing()
     verdict = _verified(home)
     if not verdict.exit:
         with steering() as kit:
-            _say(_sound(kit, out, payload, verdict, opening), verdict)
+            _say(_sound(kit, out, payload, verdict, told), verdict)
         return
     if not allow_broken:
         raise _does_not_verify(verdict)
@@ -115,7 +108,7 @@ def _does_not_verify(verdict: Verdict) -> TheyErred:
     return error
 
 
-def _sound(kit: AgentKit, out: Path, payload: str, verdict: Verdict, opening: tuple[bytes, ...]) -> Made:
+def _sound(kit: AgentKit, out: Path, payload: str, verdict: Verdict, told: tuple[bytes, ...]) -> Made:
     log: Any = kit.log
     identity = log.identity
     if payload == SEALED and not log.keeping.seal:
@@ -128,24 +121,18 @@ def _sound(kit: AgentKit, out: Path, payload: str, verdict: Verdict, opening: tu
             identity.origin, identity.log_key, identity.export_key, identity.export_seed, head, verdict.to_json(),
             tool, payload, _Reader(log, head).read, certificate.envelope,
         )  # fmt: skip
-        return bundle.write(out, evidence, content, lambda made: _record(log, made, head, payload, opening))
+        return bundle.write(out, evidence, content, lambda made: _record(log, made, head, payload, told))
 
 
-def _record(log: Any, made: Made, head: Head, payload: str, opening: tuple[bytes, ...]) -> None:
+def _record(log: Any, made: Made, head: Head, payload: str, told: tuple[bytes, ...]) -> None:
     """Tell the log, unless something was destroyed since that the bundle still holds."""
 
     def decide(state: Any, now: Any) -> list[Draft]:
         if payload != NONE and log.keeping.erasing > head.size:
-            raise _meanwhile()
-        return [bundle.copied(made, payload, opening)]
+            raise meanwhile()
+        return [bundle.copied(made, payload, told)]
 
     log.commit(decide)
-
-
-def _meanwhile() -> Refused:
-    return Refused(
-        "Something was destroyed in the log meanwhile: nothing was handed out.", next="Run it again.", code="meanwhile"
-    )
 
 
 class _Reader:
@@ -163,7 +150,7 @@ class _Reader:
             return bytes(lines)
         if why == FORGOTTEN:
             if self._log.keeping.erasing > self._head.size:
-                raise _meanwhile()
+                raise meanwhile()
             return None
         raise YouErred(
             f"What record {entry.seq} holds cannot be handed out in plain text: {WITHHELD[why]}.",
@@ -207,7 +194,7 @@ def _say(made: Made, verdict: Verdict) -> None:
 
 
 def _dump(
-    format: str, out: Path | None, payload: str, saga: str, since: int, until: int, opening: tuple[bytes, ...]
+    format: str, out: Path | None, payload: str, saga: str, since: int, until: int, told: tuple[bytes, ...]
 ) -> None:
     if payload == PLAIN and out is None:
         raise YouErred(
@@ -222,7 +209,7 @@ def _dump(
         if out is None:
             _print(lines)
             return
-        _file(kit, out, lines, payload, destroyed, chosen.size, opening)
+        _file(kit, out, lines, payload, destroyed, chosen.size, told)
     if ui.session().as_json:
         ui.emit({"format": format, "out": str(out), "size": chosen.size, "payload": payload})
     else:
@@ -248,12 +235,11 @@ def _records(kit: AgentKit, chosen: dumps.Chosen) -> Iterable[Record]:
 
 
 def _file(
-    kit: AgentKit, out: Path, lines: Iterator[str], payload: str, destroyed: int, size: int, opening: tuple[bytes, ...]
+    kit: AgentKit, out: Path, lines: Iterator[str], payload: str, destroyed: int, size: int, told: tuple[bytes, ...]
 ) -> None:
     """Write it under a name of its own, tell the log, rename it."""
     target = Path(os.path.abspath(out))
-    if os.path.lexists(target):
-        raise YouErred(f"{target} is there already.", next="Name another file.", code="exists")
+    refuse_existing(target)
     part = target.with_name(f".{target.name}.{os.getpid()}.part")
     hash = hashlib.sha256()
     try:
@@ -266,16 +252,9 @@ def _file(
                 file.flush()
                 os.fsync(file.fileno())
         if payload == PLAIN:
-            fields = {"out": "dump", "event": hash.hexdigest(), "upto": size, "payload": payload}
-            kit.log.commit(lambda state, now: _left(kit, fields, destroyed, opening))
+            kit.log.commit(lambda state, now: in_plain(kit.log, destroyed, "dump", hash.hexdigest(), size, told))
         with bundle.in_words(target):
             os.rename(part, target)
     finally:
         with suppress(FileNotFoundError):
             os.unlink(part)
-
-
-def _left(kit: AgentKit, fields: dict[str, Any], destroyed: int, opening: tuple[bytes, ...]) -> list[Draft]:
-    if kit.log.keeping.erasing != destroyed:
-        raise _meanwhile()
-    return [Draft(COPIED, fields, opening, True)]

@@ -21,11 +21,11 @@ from ..runtime.levers import of_saga
 from ..runtime.openings import scope_known_as
 from ..store.errors import BadValue, NotFound, YouErred
 from . import ui
-from .device import steering
+from .device import key_option, levering
 from .sagas import saga_argument
 
-_TIME = re.compile(r"([0-9]{1,12}(?:\.[0-9]{1,9})?)(ms|s|m|min|h|d)")
-_UNITS = {"ms": 0.001, "s": 1, "m": 60, "min": 60, "h": 3600, "d": 86400}
+_TIME = re.compile(r"([0-9]{1,12}(?:\.[0-9]{1,9})?)(ms|s|m|min|h|d|w)")
+_UNITS = {"ms": 0.001, "s": 1, "m": 60, "min": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
 
 
 def duration(context: click.Context, parameter: click.Parameter, value: str | None) -> float | None:
@@ -46,6 +46,7 @@ for_option = click.option(
 
 
 @click.command(cls=ui.Verb, name="halt")
+@key_option
 @click.argument("scope", default="*")
 @by_option
 @reason_option
@@ -57,6 +58,7 @@ def halt(scope: str, by: str, reason: str, seconds: float | None, including_comp
 
 
 @click.command(cls=ui.Verb, name="drain")
+@key_option
 @click.argument("scope", default="*")
 @by_option
 @reason_option
@@ -67,6 +69,7 @@ def drain(scope: str, by: str, reason: str, seconds: float | None) -> None:
 
 
 @click.command(cls=ui.Verb, name="quarantine")
+@key_option
 @saga_argument
 @by_option
 @reason_option
@@ -77,6 +80,7 @@ def quarantine(saga: str, by: str, reason: str, seconds: float | None) -> None:
 
 
 @click.command(cls=ui.Verb, name="resume")
+@key_option
 @click.argument("scope", required=False)
 @by_option
 @reason_option
@@ -85,7 +89,7 @@ def resume(scope: str | None, by: str, reason: str, every: bool) -> None:
     """Lift what halt, drain and quarantine have set: on SCOPE, on one saga, or everything."""
     if every and scope is not None:
         raise YouErred("A scope and --all exclude each other.", next="Leave one of them out.")
-    with steering() as kit:
+    with levering() as kit:
         lifted = lift(kit, None, by=by, reason=reason) if every else _lift(kit, scope or "*", by, reason)
         if ui.session().as_json:
             return ui.emit({"lifted": [_document(kit, one) for one in lifted], "by": by})
@@ -113,7 +117,7 @@ def _lift(kit: AgentKit, scope: str, by: str, reason: str) -> Sequence[Set]:
 def _set(
     mode: str, scope: str, by: str, reason: str, seconds: float | None, including_compensations: bool = False
 ) -> None:
-    with steering() as kit:
+    with levering() as kit:
         made = set_switch(
             kit, mode, scope, by=by, reason=reason, seconds=seconds, including_compensations=including_compensations
         )

@@ -6,6 +6,7 @@ Each answer costs a few reads, however long the log is: a check that takes a min
 
 from __future__ import annotations
 
+import os
 import shutil
 from collections.abc import Iterator
 
@@ -16,9 +17,11 @@ from ..store.errors import AmendsError
 from ..store.home import Home
 from ..store.sqlite import SqliteLog
 from . import ui
-from .finding import Said
+from .said import Said
 
 MEGABYTE = 1_000_000
+LONG_WAL = 32 * MEGABYTE
+"""A -wal beyond this is one that a reader has kept from being used anew."""
 STALE_MS = 3_600_000
 """A head that is signed and anchored is this old at most while anything is written."""
 
@@ -54,7 +57,7 @@ def _retention(log: SqliteLog, keep_ms: int, auto: bool) -> Iterator[Said]:
     if not count:
         yield Said("ok", f"retention {span(keep_ms)}: nothing is older")
         return
-    bytes = log.room()[0] * share
+    bytes = log.bytes() * share
     said = f"retention {span(keep_ms)}: {ui.count(count, 'record')} (about {bytes / MEGABYTE:.1f} MB) are older"
     if auto:
         yield Said("ok", f"{said}; the daemon removes what is settled")
@@ -89,3 +92,18 @@ def heads(log: SqliteLog) -> Iterator[Said]:
 def _at(log: SqliteLog, size: int) -> int:
     found = next(iter(log.lines(size - 1)), None)
     return found[0].at if found else log.now().at
+
+
+def readers(log: SqliteLog) -> Iterator[Said]:
+    """Who stands in the way of the -wal, and whether it has grown for that."""
+    now, wal = log.pinned(), log.room().wal
+    others = [f"pid {pin.pid} {ui.clean(pin.command)}".strip() for pin in now.pins if pin.pid != os.getpid()]
+    if not now.told:
+        yield Said("ok", "this system does not say who reads the file")
+    elif others and wal > LONG_WAL:
+        said = f"the -wal has grown to {wal / MEGABYTE:.0f} MB; the file is in use by {', '.join(others)}"
+        yield Said("warn", said, "A transaction that is left open keeps it from being used anew: end that program.")
+    elif others:
+        yield Said("ok", f"in use at this moment by {', '.join(others)}")
+    else:
+        yield Said("ok", "nobody holds up the -wal")

@@ -12,24 +12,23 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import click
-import msgspec
 
 from ..runtime.followup import family_of, followups, resolve
 from ..runtime.kit import AgentKit
 from ..runtime.openings import known_as, when
 from ..runtime.saga import ENDED, Saga
 from ..store import disclosure
-from ..store.chain import Draft
+from ..store.bundle import in_words
 from ..store.disclosure import Checked, Disclosure
 from ..store.entry import read_opening
-from ..store.errors import DiskFull, Malformed, NotFound, Refused, TheyErred, YouErred
-from ..store.facts import COMPACTED, COPIED
-from ..store.home import replace_file
+from ..store.errors import Malformed, NotFound, Refused, YouErred
+from ..store.facts import COMPACTED
 from ..store.note import Key, parse_vkey
 from ..store.sqlite import open_read
 from ..store.trust import brought, read_policy
 from . import ui
 from .device import key_option, looking, steering
+from .leaving import in_plain, opening, read_file, refuse_existing, write_new
 from .sagas import saga_argument
 
 FILE = click.Path(path_type=Path)
@@ -59,13 +58,13 @@ def prove(
     if closed and fields:
         raise YouErred("--closed and --open exclude each other.", next="Give one of them.")
     _free(out)
-    asked = Asked(saga, () if closed else fields or None, alone, votes, _read(since, NOTE_MAX) if since else b"")
+    asked = Asked(saga, () if closed else fields or None, alone, votes, read_file(since, NOTE_MAX) if since else b"")
     _free(out)
     given = (closed and _looked(asked)) or _acted(asked, to, by)
     if folder is not None:
         _write_all(folder, given.made)
     if out is not None:
-        _write(out, given.made.text)
+        write_new(out, given.made.text)
     _said(given, out)
     _beyond(given.made, fields)
 
@@ -108,7 +107,8 @@ def _acted(asked: Asked, to: str, by: str) -> Given:
         kit.log.sign_head()  # type: ignore[attr-defined]
         given = _given(kit, asked)
         if given.made.shown:
-            kit.log.commit(lambda state, now: _left(kit, given.made, destroyed, to, by))
+            made, told = given.made, opening(to, by)
+            kit.log.commit(lambda state, now: in_plain(kit.log, destroyed, "disclosure", made.id, made.head.size, told))
         return given
 
 
@@ -168,48 +168,19 @@ def _proved(log: Any, sagas: list[str], left_out: list[str], asked: Asked) -> Di
         reader.close()
 
 
-def _left(kit: AgentKit, made: Disclosure, destroyed: int, to: str, by: str) -> list[Draft]:
-    """The fact that openings leave. Raises Refused if some were destroyed since they were read."""
-    if kit.log.keeping.erasing != destroyed:
-        raise Refused(
-            "Something was destroyed in the log meanwhile: nothing was handed out.",
-            next="Run it again.",
-            code="meanwhile",
-        )
-    told = {name: text for name, text in (("by", by), ("to", to)) if text}
-    openings = (msgspec.json.encode(told, order="sorted"),) if told else ()
-    fields = {"out": "disclosure", "event": made.id, "upto": made.head.size, "payload": "plain"}
-    return [Draft(COPIED, fields, openings, True)]
-
-
 def _free(out: Path | None) -> None:
-    if out is not None and out.exists():
-        raise YouErred(f"{out} is there already.", next="Name another file.", code="exists")
+    if out is not None:
+        refuse_existing(out)
     if out is not None and not out.absolute().parent.is_dir():
         raise YouErred(f"There is no folder {out.absolute().parent}.", next="Name another file.")
 
 
-def _write(path: Path, data: bytes) -> None:
-    try:
-        replace_file(path, data)
-    except OSError as error:
-        if error.errno in (28, 122):  # ENOSPC, EDQUOT
-            raise DiskFull(f"No space is left for {path}.", next="Free some.") from None
-        raise TheyErred(
-            f"{path} could not be written ({error.strerror or error}).", next="Name another.", code="not_written"
-        ) from None
-
-
 def _write_all(folder: Path, made: Disclosure) -> None:
-    try:
+    with in_words(folder):
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    except OSError as error:
-        raise TheyErred(
-            f"{folder} could not be made ({error.strerror or error}).", next="Name another.", code="not_written"
-        ) from None
     for seq, line, proof in disclosure.tlog_proofs(made.document):
-        _write(folder / f"{seq}.entry", line)
-        _write(folder / f"{seq}.tlog-proof", proof)
+        write_new(folder / f"{seq}.entry", line)
+        write_new(folder / f"{seq}.tlog-proof", proof)
 
 
 def _said(given: Given, out: Path | None) -> None:
@@ -262,7 +233,7 @@ def _beyond(made: Disclosure, fields: Sequence[str]) -> None:
 def check_proof(file: Path, anchors: tuple[str, ...], policy: Path | None, key: str) -> int:
     """Check what `prove` handed out. Needs no home."""
     checked = disclosure.check(
-        _read(file, disclosure.FILE_MAX + 1),
+        read_file(file, disclosure.FILE_MAX + 1),
         anchors=[brought(anchor) for anchor in anchors],
         key=_key(key) if key else None,
         policy=read_policy(policy) if policy else None,
@@ -276,7 +247,7 @@ def check_proof(file: Path, anchors: tuple[str, ...], policy: Path | None, key: 
 
 def _key(said: str) -> Key:
     """The key that is meant. Raises YouErred."""
-    text = said if "+" in said else _read(Path(said), NOTE_MAX).decode("utf-8", "replace").strip()
+    text = said if "+" in said else read_file(Path(said), NOTE_MAX).decode("utf-8", "replace").strip()
     try:
         return parse_vkey(text)
     except Malformed as error:
@@ -304,15 +275,3 @@ def tell(checked: Checked) -> None:
             ui.say(f"The first {checked.since} records are those of the older head that came along.")
     for text in checked.not_proved:
         ui.say(ui.Word("not proved: ", "dim"), text)
-
-
-def _read(path: Path, most: int) -> bytes:
-    """A file's bytes, `-` for standard input, `most` at most. Raises YouErred."""
-    try:
-        with click.open_file(str(path), "rb") as file:
-            data: bytes = file.read(most + 1)
-    except OSError as error:
-        raise YouErred(f"{path} cannot be read ({error.strerror or error}).", next="Name a file.") from None
-    if len(data) > most:
-        raise YouErred(f"{path} is larger than {most} bytes.", next="Name the file that is meant.")
-    return data

@@ -15,9 +15,9 @@ import click
 from ..runtime.followup import resolve
 from ..runtime.hosts import Hosts
 from ..runtime.kit import AgentKit
+from ..runtime.question import Untold
 from ..runtime.reconcile import RECENT_DAYS, TIMEOUT_S, Reconciled, Scope, Verdict, would_ask
 from ..runtime.reconcile import reconcile as ask_the_world
-from ..runtime.witness import Untold
 from ..store.errors import NotFound, YouErred
 from . import ui
 from .device import acting, existing, hosts, imports_option, key_option, looking
@@ -125,6 +125,8 @@ def _told(found: Reconciled, stopped: bool) -> int:
         ui.warn("it was interrupted, and not everything was asked about")
     if found.drift:
         ui.say("`amends inbox` says what settles a drift.", err=True)
+    if any(verdict.why == "no_reconciler" for verdict in found.unverifiable):
+        ui.say("A `@reconciler` (--import FILE) or a program's `verifies` in handlers.toml can be asked.", err=True)
     if found.settled:
         ui.say("What is due after what was settled is done by recovery: `amends recoverd --once`.", err=True)
     return code

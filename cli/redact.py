@@ -19,7 +19,7 @@ from ..runtime.openings import known_as
 from ..runtime.plain import named
 from ..runtime.story import Stories, Story
 from ..store import redact as redaction
-from ..store.entry import Entry
+from ..store.entry import COMMITMENTS_MAX, Entry
 from ..store.errors import NotFound, Refused, YouErred
 from ..store.keeping import EVERYTHING
 from ..store.log import Record
@@ -55,29 +55,39 @@ SHOWN = 40
 @click.option(
     "--opening", "openings", multiple=True, metavar="SEQ:PLACE", help="This opening of this record. Repeatable."
 )
+@click.option("--all", "every", is_flag=True, help="Every saga: what --field and --where name, wherever it is.")
 @click.option("--basis", required=True, metavar="TOKEN", help="On what basis, in one word, as GDPR-17.")
 @by_option
 @click.option("--note", default="", metavar="TEXT", help="Kept with the record of it.")
 @click.option("--dry-run", is_flag=True, help="List what would go, and change nothing.")
 def redact(
     sagas: tuple[str, ...], fields: tuple[str, ...], conditions: tuple[str, ...], openings: tuple[str, ...],
-    basis: str, by: str, note: str, dry_run: bool,
+    every: bool, basis: str, by: str, note: str, dry_run: bool,
 ) -> int:  # fmt: skip
     """Destroy what the records of sagas hold: arguments, results, errors, names. The records stay, and say so.
 
     Exit 0: the bytes are gone from the database and its -wal; 3: they are being erased, and somebody is in the way.
     """
-    if not sagas and not openings:
-        raise YouErred("Nothing is named.", next="Name sagas, or openings with --opening SEQ:PLACE.")
+    if every and (sagas or openings or not (fields or conditions)):
+        raise YouErred("--all goes with --field or --where, and with nothing else.", next="Say what is meant.")
+    if not sagas and not openings and not every:
+        raise YouErred("Nothing is named.", next="Name sagas, or openings with --opening SEQ:PLACE, or --all.")
     by = named(by)
     asked = [redaction.where(text) for text in conditions]
     named_ones = [redaction.place_of(text) for text in openings]
     with looking() if dry_run else steering() as kit:
         stories = [Stories(kit).of(resolve(kit, saga)) for saga in sagas]
-        found = [one for story in stories for one in redaction.openings_of(kit.log, _records(kit, story))]
-        choice = redaction.choose(_once(found), fields, asked)
+        found = (one for story in stories for one in redaction.openings_of(kit.log, _records(kit, story)))
+        choice = redaction.choose(_everywhere(kit) if every else _once(found), fields, asked)
         places = sorted({*choice.places, *named_ones})
+        left: dict[str, str] = {}
+        if every:
+            places, left = redaction.able(kit.log, places)
+            choice.gone[:] = [one for one in choice.gone if redaction.about(one.entry) not in left]
         told = _document(kit, stories, choice, places) | {"basis": basis, "by": by}
+        told["left"] = [{"saga": known_as(kit.log, saga), "why": why} for saga, why in left.items()]
+        if every and not places:
+            return _say(told | {"records": [], "state": "done", "pins": [], "pins_told": True})
         if not places and not fields and not asked:
             raise Refused("Everything that may be redacted in it is gone already.", code="redacted_already")
         if dry_run:
@@ -106,6 +116,13 @@ def _records(kit: AgentKit, story: Story) -> Iterable[Record]:
         return asked or (entry.kind == "review.closed" and entry.ref in votes)
 
     return [record for record in kit.log.records(first) if takes(record.entry)]
+
+
+def _everywhere(kit: AgentKit) -> Iterable[Opening]:
+    """What every record holds that may be redacted at all."""
+    kit.log.refresh()
+    there = (record for record in kit.log.records() if not redaction.control(record.entry, COMMITMENTS_MAX))
+    return (one for one in redaction.openings_of(kit.log, there) if not redaction.control(one.entry, one.place))
 
 
 def _once(openings: Iterable[Opening]) -> list[Opening]:
@@ -169,11 +186,15 @@ def _say(told: dict[str, Any]) -> int:
         ui.say(f"and {len(told['openings']) - SHOWN} more; --json lists all")
     if told["unread"]:
         ui.warn(f"{ui.count(len(told['unread']), 'opening')} could not be looked into, and stays: no key opens it")
+    for one in told["left"]:
+        what = "it is still open" if one["why"] == "saga_open" else "a hold forbids it"
+        ui.say(ui.Word("left: ", "ask"), f"{one['saga']}, since {what}.")
     for one in told["no_undo"]:
         ui.say(ui.Word("no undo: ", "ask"), f"{one['saga']} step {one['step']} {one['tool']} stands, and cannot ",
                "be taken back by amends after this.")  # fmt: skip
     for one in told["copies"]:
         sealed = "; sealed, so `amends forget SAGA` reaches it" if one["payload"] == "sealed" else ""
+        sealed += ", if it shows this" if one["kind"] == "disclosure" else ""
         ui.say(
             ui.Word("not reached: ", "ask"), f"the {one['kind']} {one['id'][:16]} of record {one['record']}{sealed}."
         )

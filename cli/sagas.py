@@ -83,13 +83,18 @@ def ps(every: bool, limit: int) -> None:
             ("SAGA", "OUTCOME", "STEPS", "STANDING", "STARTED", "NAME"),
             [
                 (row["saga"], ui.word(row["outcome"]), row["steps"],
-                 ui.Word(str(row["standing"]), "bad" if row["standing"] else ""), _seconds(row["started_at"]),
+                 _standing(row), _seconds(row["started_at"]),
                  telling.SEALED if row["saga"] in sealed else row["name"] if row["name"] != row["saga"] else "")
                 for row in rows
             ],
         )  # fmt: skip
-        if not dead and any(row["outcome"] in ("escalated", "waiting") for row in rows):
+        if not dead and any(row["outcome"] in ("escalated", "waiting") or row["drift"] for row in rows):
             ui.say("`amends inbox` says what needs a person.", err=True)
+
+
+def _standing(row: dict[str, Any]) -> ui.Word:
+    drift = f", {row['drift']} drift" if row["drift"] else ""
+    return ui.Word(f"{row['standing']}{drift}", "bad" if row["standing"] or drift else "")
 
 
 def _warn_of_the_dead(kit: AgentKit) -> list[str]:

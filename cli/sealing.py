@@ -21,7 +21,8 @@ from ..runtime.owner_key import absolute, make_key_file, owner_from, put, save
 from ..runtime.plain import named
 from ..runtime.saga import Saga
 from ..store import sealing
-from ..store.errors import Refused, YouErred
+from ..store.entry import Entry
+from ..store.errors import AmendsError, Refused, YouErred
 from ..store.seal import Owner
 from ..store.sqlite import SqliteLog
 from . import ui
@@ -49,17 +50,21 @@ def seal(source: str | None, new_key: Path | None, by: str, saved: bool) -> None
     """Encrypt what records hold, those that are there too, under a key of yours. Without it nobody reads arguments,
     results and names again, and no agent goes on: keep a copy of it elsewhere."""
     person = named(by)
+    if source is not None:
+        ui.session().key = absolute(source)  # which opens a log that is sealed already
     with steering() as kit:
         log = _file(kit)
         if log.keeping.seal:
             raise Refused(
                 f"The log is sealed already, under key {log.keeping.seal}.",
-                next="`amends rotate` changes the key.", code="sealed",
-            )  # fmt: skip
+                next="`amends rotate` changes the key; where it is, `key` under [seal] in config.toml says.",
+                code="sealed",
+            )
         source, owner = _chosen(source, new_key, "--key")
         with _saving(kit, source, saved):
             entry = sealing.begin(log, owner, person)
-        sealing.finish(log, _progress("to be sealed"))
+        with _begun(entry, f"The log is sealed under key {owner.id}: keep it.", _line(source)):
+            sealing.finish(log, _progress("to be sealed"))
         erased = log.finish_erasing(ERASE_S).done
         document = {"record": entry.seq, "seal": owner.id, "left": sealing.left(log), "erased": erased,
                     "config": _line(source), "saved": saved}  # fmt: skip
@@ -79,7 +84,8 @@ def unseal(by: str) -> None:
     person = named(by)
     with steering() as kit:
         entry = sealing.end(_file(kit), person)
-        sealing.finish(_file(kit), _progress("to be unsealed"))
+        with _begun(entry, f"The log is no more sealed, and needs key {entry.prior} until all is read.", ""):
+            sealing.finish(_file(kit), _progress("to be unsealed"))
         if ui.session().as_json:
             return ui.emit({"record": entry.seq, "prior": entry.prior, "left": sealing.left(_file(kit))})
         ui.say(f"{person} unsealed the log. Record {entry.seq}. What records hold lies in plain text again.")
@@ -144,6 +150,7 @@ def forget(saga: str, by: str, reason: str) -> None:
             reached = copy.payload == "sealed"
             word = ui.Word("reached: ", "good") if reached else ui.Word("not reached: ", "bad")
             how = "is sealed, and carries no keys" if reached else "can be read without this device's keys"
+            how += ", if it shows this saga" if copy.out == "disclosure" else ""
             ui.say(word, f"{copy.out} {copy.id[:16]}… {how}.")
         ui.say("Votes, messages and decisions of people about it are the device's own records, and are not forgotten.")
     return None
@@ -181,6 +188,19 @@ def _saving(kit: AgentKit, source: str, wanted: bool) -> Iterator[None]:
         yield
     except BaseException:
         put(kit.home, before)
+        raise
+
+
+@contextmanager
+def _begun(entry: Entry, said: str, line: str) -> Iterator[None]:
+    """Whatever stops what follows, the fact stands: nobody is to take it for undone and throw the key away."""
+    try:
+        yield
+    except AmendsError as error:
+        error.message = f"{said} Record {entry.seq} says so; older records are not done yet: {error.message}"
+        error.next = (
+            f"{error.next or ''} It goes on by itself where the key is known{': ' + line if line else ''}.".strip()
+        )
         raise
 
 

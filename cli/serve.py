@@ -156,7 +156,7 @@ def _until_stopped(server: Server, tell: Any) -> None:
         server.ready.wait()
         if not trouble:
             tell()
-        while not ended.wait(3600):
+        while not ended.wait(1.0):  # a signal may strike on another thread, and is heard when this one wakes
             continue
     finally:
         for number, handler in before.items():

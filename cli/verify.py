@@ -7,6 +7,7 @@ note that left the device before (`--anchor`, `--since`), a policy that says who
 
 from __future__ import annotations
 
+import tarfile
 from pathlib import Path
 
 import click
@@ -15,6 +16,7 @@ from ..runtime.owner_key import NoKey, owner_from, owner_of
 from ..runtime.state import State
 from ..store.audit import DEMANDS, Terms, Verdict
 from ..store.audit import verify as verify_log
+from ..store.errors import YouErred
 from ..store.seal import Owner
 from ..store.trust import brought, read_policy
 from . import ui
@@ -40,6 +42,11 @@ def verify(
 ) -> int:
     """Check that the log is what was written. PATH is a home, a database file, a bundle or a disclosure; the home by
     default."""
+    if path is None and home().path.is_file():
+        raise YouErred(
+            f"{home().path} is a file, and a home is a folder.", next="`amends verify FILE` looks at a file.",
+            code="no_home",
+        )  # fmt: skip
     terms = Terms(
         tuple(brought(said) for said in anchors),
         brought(since) if since else None,
@@ -52,6 +59,7 @@ def verify(
         ui.emit(verdict.to_json())
     else:
         _say(verdict)
+        _next(verdict, path)
     return verdict.exit
 
 
@@ -77,7 +85,13 @@ def _say(verdict: Verdict) -> None:
         ui.say(ui.Word(f"{finding.code} ", "bad"), where, finding.reason)
     for text in verdict.not_proved:
         ui.say(ui.Word("not proved: ", "dim"), text)
-    if verdict.exit in (3, 6):
+
+
+def _next(verdict: Verdict, path: Path | None) -> None:
+    unreadable = bool(verdict.findings) and verdict.findings[0].code == "E_FILE"
+    if path is not None and unreadable and path.is_file() and tarfile.is_tarfile(path):  # nobody waits for a pipe
+        ui.say(f"Next: it looks like a backup; `amends restore {path} --home NEW` makes a home to verify.", err=True)
+    elif verdict.exit in (3, 6):
         ui.say("Next: bring what is missing, or ask for less.", err=True)
     elif verdict.exit:
         ui.say("Next: keep the file as it is, and compare it with a copy or a peer that you trust.", err=True)

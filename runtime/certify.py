@@ -7,10 +7,11 @@ named person, or by its own answer after all. An effect that a later saga took o
 
 The rules are the tables below, over the headers of the entries and nothing else: no opening is read, so the verdict is
 the same after everything was redacted, and whoever has the lines can work it out again (SEMANTICS.md 10 has the rules
-in words). The fold is the one that everything else is worked out by (saga.py); memory is that of the open sagas, and
-one byte a record.
+in words). The fold is the one that everything else is worked out by (saga.py); memory is that of the open sagas, one
+byte a record, and two places for each effect that was taken over.
 
 Why one byte a record: an effect that a later saga takes over must not count twice, however long ago it was counted.
+Why two places: what the world says is about the record that announced the effect first, wherever that counts now.
 """
 
 from __future__ import annotations
@@ -253,6 +254,7 @@ class Certifier:
         self._found: dict[int, Finding] = {}  # by the record that announced the effect
         self._left: dict[int, Mark] = {}  # what a saga that went on as another left for it
         self._claimed: dict[int, Finding] = {}  # taken over from where no effect is known (yet)
+        self._later: dict[int, int] = {}  # record of an effect that was taken over -> the one that took it
         self._drifted: dict[int, Finding] = {}
         # votes that broke a glass and that nobody has reviewed -> record of the effect (-1: none yet), saga, step
         self._glass: dict[int, tuple[int, str, int]] = {}
@@ -351,6 +353,7 @@ class Certifier:
             self._marks.setdefault(entry.saga, {})[entry.step] = mark
         if not entry.ref:
             return  # from a log that this one follows
+        self._later[entry.ref] = entry.seq
         if not self._move(entry.ref):
             self._claimed[entry.ref] = _finding(entry.seq, entry.saga, entry.step, "nowhere")
 
@@ -373,11 +376,18 @@ class Certifier:
             self._drifted[entry.ref] = _finding(entry.seq, entry.of, entry.step, "drift")
         elif entry.out == "confirmed" or (entry.out == "accepted" and entry.c):
             self._drifted.pop(entry.ref, None)
-        found = self._found.get(entry.ref)
+        counted = self._counts_at(entry.ref)
+        found = self._found.get(counted)
         if entry.out == "confirmed" and found is not None and found.code == "lost_then_failed":
-            self._count(self._fates[entry.ref], -1)
-            self._put(entry.ref, ABSENT, Mark(unknown=True, basis="probe"), not self._fates[entry.ref] & _OUTSIDE)
-            del self._found[entry.ref]
+            self._count(self._fates[counted], -1)
+            self._put(counted, ABSENT, Mark(unknown=True, basis="probe"), not self._fates[counted] & _OUTSIDE)
+            del self._found[counted]
+
+    def _counts_at(self, ref: int) -> int:
+        """The record at which an effect counts now: sagas that took it over lead there."""
+        while self._later.get(ref, 0) > ref:
+            ref = self._later[ref]
+        return ref
 
     def _compacted(self, entry: Entry) -> None:
         self._compactions.append(entry)
@@ -474,7 +484,8 @@ class Certifier:
             self._found[first.seq] = told._replace(text=f"{told.text} ({len(going)} effects)")
 
     def _drifts(self, ref: int) -> bool:
-        return self._fate(ref) not in (NOTHING, MOVED) and not self._fates[ref] & _OUTSIDE
+        counted = self._counts_at(ref)
+        return self._fate(counted) not in (NOTHING, MOVED) and not self._fates[counted] & _OUTSIDE
 
     def _removed(self, priors: Priors, runs: list[tuple[int, int]]) -> list[Finding]:
         """What was removed counts only by a certificate that covers it and found nothing there."""

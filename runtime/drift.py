@@ -11,6 +11,7 @@ the work. What was asked how often stands in the log, as one `reconcile.done` fo
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -91,9 +92,9 @@ class Drifts:
         self.begun = lived
 
     def _compacted(self, entry: Entry, lived: int) -> None:
-        gone = [ref for ref in self.known if any(first <= ref <= last for first, last in entry.runs)]
+        gone = [ref for ref in self.known if _within(ref, entry.runs)]
         self.closed = tuple(self.known.pop(ref).seq for ref in gone)
-        for ref in [ref for ref in self.recent if any(first <= ref <= last for first, last in entry.runs)]:
+        for ref in [ref for ref in self.recent if _within(ref, entry.runs)]:
             del self.recent[ref]
 
     @property
@@ -128,6 +129,11 @@ class Drifts:
 
 
 _FOLDS = {OBSERVED: Drifts._observed, BEGUN: Drifts._begun, COMPACTED: Drifts._compacted}
+
+
+def _within(ref: int, runs: Sequence[tuple[int, int]]) -> bool:
+    at = bisect_right(runs, ref, key=lambda run: run[0]) - 1
+    return at >= 0 and ref <= runs[at][1]
 
 
 def answer(out: str, why: str) -> str:

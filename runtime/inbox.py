@@ -192,7 +192,7 @@ def _drifted(kit: AgentKit, drifted: Drifted) -> str:
     from .reconcile import WHY
 
     said = text_of(raw_fields(kit.log.record(drifted.seq).blob).get("note"))
-    return f"{WHY[drifted.why]} {said}".strip()
+    return f"{WHY.get(drifted.why, drifted.why)} {said}".strip()
 
 
 def _frozen(kit: AgentKit) -> Iterator[Item]:

@@ -69,6 +69,7 @@ class AgentKit:
     _default: AgentKit | None = None
     _lock = threading.Lock()
     _all: weakref.WeakSet[AgentKit] = weakref.WeakSet()
+    _bare = False  # whether a sealed log without its key may be written to, as far as that takes no key
 
     def __init__(
         self,
@@ -83,7 +84,7 @@ class AgentKit:
     ) -> None:
         self.name, self.on_behalf_of = name, named(on_behalf_of) if on_behalf_of else ""
         self.home: Home | None = Home(Home.find(home))
-        log = open_log(self.home, State(), warn=warn, owner=owner_of(self.home, seal_key))
+        log = open_log(self.home, State(), warn=warn, owner=owner_of(self.home, seal_key), bare=self._bare)
         identity: Any = log.identity  # the log's port names what a log needs of it; a device has more
         self._hold(log, identity, self._handlers(self.home), self._rules(self.home, gate))
         if self.home.config.exists():

@@ -19,11 +19,14 @@ import os
 import re
 import secrets
 import shlex
+import signal
 import stat
 import subprocess
+import threading
 from collections.abc import Callable, Mapping
 from importlib import import_module
 from pathlib import Path
+from time import monotonic
 from typing import Any
 
 from ..store.errors import YouErred
@@ -61,9 +64,11 @@ def owner_of(home: Home, said: str = "") -> Callable[[], Owner | None]:
 def owner_from(source: str, base: Path | None = None) -> Owner:
     """The owner's key of a source. base: where its relative paths start. Raises NoKey."""
     kind, colon, place = source.partition(":")
+    kinds = ", ".join(f"{name}:{shape}" for name, shape in _SHAPES.items())
+    if kind in SOURCES and _HEX.fullmatch(place.strip()):
+        raise NoKey("A key was given in place of where it lies.", next=f"It is not repeated here. Sources are {kinds}.")
     if not colon or kind not in SOURCES or not place.strip():
-        kinds = ", ".join(f"{name}:{shape}" for name, shape in _SHAPES.items())
-        if len(source) > 30 and not colon:  # perhaps the key itself: it is not repeated
+        if len(source) > 30 and kind not in SOURCES:  # perhaps the key itself: it is not repeated
             raise NoKey("What was given as a source of the key has no kind.", next=f"Sources are {kinds}.")
         raise NoKey(f"{source!r} is no source of a key.", next=f"Sources are {kinds}.")
     return Owner(_key_in(SOURCES[kind](place, base or Path.cwd()), source))
@@ -127,22 +132,54 @@ def _of_command(place: str, base: Path) -> str:
     if os.path.sep in program or program.startswith("~"):
         program = str(base / Path(program).expanduser())
     try:
-        done = subprocess.run(
+        child = subprocess.Popen(
             [program, *words[1:]], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
-            timeout=COMMAND_S, env=environment(), start_new_session=True,
+            env=environment(), start_new_session=True,
         )  # fmt: skip
+    except OSError as error:
+        raise NoKey(f"{program}, which gives the key, cannot be run: {error.strerror}.", next="Name another.") from None
+    try:
+        printed = _printed(child)
     except subprocess.TimeoutExpired:
+        _end(child)
         raise NoKey(
             f"{program} gave no key within {COMMAND_S:.0f} s, and was ended.", next="Run it yourself."
         ) from None
-    except OSError as error:
-        raise NoKey(f"{program}, which gives the key, cannot be run: {error.strerror}.", next="Name another.") from None
-    if done.returncode:
-        raise NoKey(f"{program}, which gives the key, failed with {done.returncode}.", next="Run it yourself.")
-    said = done.stdout[:LONGEST].decode("ascii", "replace").strip()
-    if "\n" in said:
+    except BaseException:
+        _end(child)
+        raise
+    said = printed.decode("ascii", "replace").strip()
+    if "\n" in said or len(printed) > LONGEST:
+        _end(child)
         raise NoKey(f"{program} printed more than one line, and a key is one.", next="Let it print the key alone.")
+    if child.returncode:
+        raise NoKey(f"{program}, which gives the key, failed with {child.returncode}.", next="Run it yourself.")
     return said
+
+
+def _printed(child: subprocess.Popen[bytes]) -> bytes:
+    """What a program prints until it ends, or a byte too much of it: not more is kept. Raises TimeoutExpired."""
+    assert child.stdout is not None
+    out, told, end = child.stdout, list[bytes](), monotonic() + COMMAND_S
+    # on a thread: what the program has left behind may hold the pipe open for ever
+    reader = threading.Thread(target=lambda: told.append(out.read(LONGEST + 1)), daemon=True)
+    reader.start()
+    reader.join(COMMAND_S)
+    if not told:
+        raise subprocess.TimeoutExpired(child.args, COMMAND_S)
+    if len(told[0]) <= LONGEST:
+        child.wait(max(0.0, end - monotonic()))
+    out.close()
+    return told[0]
+
+
+def _end(child: subprocess.Popen[bytes]) -> None:
+    """End a program with what it has started."""
+    try:
+        os.killpg(child.pid, signal.SIGKILL)
+    except (ProcessLookupError, PermissionError, AttributeError):  # it is gone already; or Windows has no groups
+        child.kill()
+    child.wait()
 
 
 def _words(place: str) -> list[str]:

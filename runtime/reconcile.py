@@ -8,7 +8,7 @@ Of an effect that the log knows nothing about (its answer, or that of its invers
 settles the step as a probe does in an unwinding; what is due after that is done by whoever recovers. A saga that is
 driven is left to its driver.
 
-Questions (witness.py) are put one after the other, each under a deadline, and their answers are facts (drift.py). Why
+Questions (question.py) are put one after the other, each under a deadline, and their answers are facts (drift.py). Why
 not many at once: they go to the same few far sides, and a reconciliation must not be what takes those down.
 """
 
@@ -35,13 +35,13 @@ from .hosts import Hosts, Outcome
 from .inverse import NONE
 from .openings import known_as
 from .plain import plain
+from .question import Asked, Untold, question
 from .saga import ENDED, RUNNING, SUSPENDED, Saga
 from .state import State
 from .step import may_land_for
 from .story import StepStory, Stories, Story, Thread, thread_of
 from .unwind import LOST, of, probed
 from .values import encode, fitting
-from .witness import Asked, Untold, question
 
 if TYPE_CHECKING:
     from .kit import AgentKit
@@ -96,7 +96,7 @@ class Verdict(NamedTuple):
     @property
     def reason(self) -> str:
         """All of it in one line."""
-        return " ".join(filter(None, (WHY[self.why], self.said)))
+        return " ".join(filter(None, (WHY.get(self.why, self.why), self.said)))
 
     def to_json(self) -> dict[str, Any]:
         return {

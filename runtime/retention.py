@@ -7,7 +7,9 @@
 
 A saga may go when it and every saga that it belongs to, goes on from or was carried into have ended for as long as
 `keep` says; when each of its effects is accounted for, by the rules of the certificate; when no hold, question, review,
-drift or limit that still counts is about it. Age is lived time: a wall clock that is set forward makes nothing older.
+drift or limit that still counts is about it, and nothing that is known of a person's key rests on it. What was said
+about it from outside (votes, messages, reviews, what the world said) goes with it, and it is as young as the newest
+word of a person. Age is lived time: a wall clock that is set forward makes nothing older.
 Before anything is removed a certificate is made that covers it, and kept in the home: what is gone counts by that.
 
 Why nothing is removed unless somebody said so: how long such records must be kept is a matter of law in many places.
@@ -15,6 +17,7 @@ Why nothing is removed unless somebody said so: how long such records must be ke
 
 from __future__ import annotations
 
+import errno
 import sys
 import threading
 from array import array
@@ -24,16 +27,20 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..store.compact import Compacted, compact
+from ..store.companions import Companions
 from ..store.entry import Entry, unfinished
 from ..store.errors import AmendsError, DiskFull, Refused, YouErred
 from ..store.evidence import DatabaseError
 from ..store.facts import BOOTED
 from ..store.fold import Timeline
 from ..store.gaps import KEPT as YOUNGEST
+from ..store.home import Home, in_words
 from ..store.sqlite import SqliteLog
-from .certificate import certify, copied, keep
+from .certificate import Certificate, certify, copied, keep
 from .certify import ABSENT, APPROVED, COMMITTED, GLASS, KEPT, PERSON, TAKEN_BACK, Certifier
 from .config_file import BadConfig, Retention, retention_of
+from .drift import ACCEPTED, OBSERVED
+from .gate import keyring
 from .gate.breaker import LOOKED_BACK_MS
 from .gate.limits import span
 
@@ -53,6 +60,10 @@ YOUNG, OPEN, HELD, UNACCOUNTED, NEEDED, NEWEST = (
 """Why a saga stays."""
 
 
+WORDS = frozenset({"vote.cast", "review.closed"})
+"""Kinds of what people say about a saga outside of it; beside them, that they account for a drift."""
+
+
 class Plan(NamedTuple):
     """Header ids of the sagas that may go, oldest first, with what they had done; how many records that is; why the
     others stay, and how many."""
@@ -63,24 +74,26 @@ class Plan(NamedTuple):
 
 
 class Removed(NamedTuple):
-    """What came of it: the plan, what was removed (None: nothing), the certificate (its id, "" for none)."""
+    """What came of it: the plan, what was removed, the certificate (its id, "" for none)."""
 
     plan: Plan
-    done: Compacted | None
+    done: Compacted
     cert: str
 
 
 class _Seen:
     """What is known of one saga while the log is read."""
 
-    __slots__ = ("entries", "ended", "first", "last", "named", "needed")
+    __slots__ = ("entries", "ended", "first", "last", "named", "needed", "said", "votes")
 
     def __init__(self, first: int) -> None:
         self.first = self.last = first
         self.entries = 0
         self.ended = -1  # lived milliseconds, once it has
         self.named: set[str] = set()  # sagas that it belongs to or goes on from
-        self.needed = False  # a limit counts it
+        self.needed = False  # a limit counts it, or what is known of a key rests on it
+        self.said = -1  # lived milliseconds, when a person said something about it
+        self.votes: list[int] = []  # that a key signed
 
 
 # ---- what may go ----------------------------------------------------------------------------------------------------
@@ -102,6 +115,7 @@ def plan(kit: AgentKit, keep_ms: int) -> Plan:
     wrong = tally.unaccounted()
     busy = _busy(state)
     groups = _groups(seen)
+    _mark_recovery(kit.log, seen)
     going: dict[str, dict[str, int]] = {}
     stay: Counter[str] = Counter()
     for group in sorted(groups, key=lambda group: min(seen[saga].first for saga in group)):
@@ -115,17 +129,19 @@ def plan(kit: AgentKit, keep_ms: int) -> Plan:
 
 def _read(log: Any, state: State, now: int, tally: _Tally) -> Iterator[tuple[str, _Seen]]:
     seen: dict[str, _Seen] = {}
-    line = Timeline([], 0, 0, (0, 0))
+    line, companions = Timeline([], 0, 0, (0, 0)), Companions(seen)
     for entry, _ in log.lines():
         if entry.up or entry.kind == BOOTED:
             line.fold(entry, line.at_entry(entry))
         if not unfinished(entry):
             tally.take(entry)
-        if entry.saga:
-            known = seen.get(entry.saga)
-            if known is None:
-                known = seen[entry.saga] = _Seen(entry.seq)
-            _note(known, entry, state, line.lived, now)
+        if entry.saga and entry.saga not in seen:
+            seen[entry.saga] = _Seen(entry.seq)
+        saga = companions.whose(entry)
+        if saga and entry.saga:
+            _note(seen[saga], entry, state, line.lived, now)
+        elif saga:
+            _heard(seen[saga], entry, state, line.lived)
     yield from seen.items()
 
 
@@ -138,6 +154,27 @@ def _note(known: _Seen, entry: Entry, state: State, lived: int, now: int) -> Non
     for meter, amount in entry.use.items():
         account = state.meters.accounts.get(meter.partition("/")[0])
         known.needed = known.needed or (amount > 0 and account is not None and account.counts(lived, now))
+
+
+def _heard(known: _Seen, entry: Entry, state: State, lived: int) -> None:
+    """What is said about a saga outside of it."""
+    known.entries += 1
+    known.last = max(known.last, entry.seq)
+    if entry.kind in WORDS or (entry.kind == OBSERVED and entry.out == ACCEPTED):
+        known.said = lived
+    if entry.kind == "vote.cast" and entry.credential:
+        known.votes.append(entry.seq)
+        known.needed = known.needed or state.keys.rests_on(entry)
+
+
+def _mark_recovery(log: Any, seen: Mapping[str, _Seen]) -> None:
+    """Who may sign can rest on a vote that stopped a recovery: without all of these it must be the same."""
+    voted = [known for known in seen.values() if known.votes and not known.needed]
+    told = keyring.history(log)
+    if not keyring.same_without(told, {seq for known in voted for seq in known.votes}):
+        since = keyring.first_recovering(told)
+        for known in voted:
+            known.needed = known.votes[-1] > since
 
 
 def _busy(state: State) -> set[str]:
@@ -171,7 +208,7 @@ def _why(
     members = [(saga, seen[saga]) for saga in group]
     reasons = {
         OPEN: any(one.ended < 0 for _, one in members),
-        YOUNG: any(one.ended > lived for _, one in members),
+        YOUNG: any(max(one.ended, one.said) > lived for _, one in members),
         HELD: any(log.keeping.held(saga) is not None for saga, _ in members),
         UNACCOUNTED: any(saga in wrong for saga, _ in members),
         NEEDED: any(one.needed or saga in busy for saga, one in members),
@@ -224,13 +261,25 @@ def remove(kit: AgentKit, keep_ms: int, *, by: str = "", tool: str = "") -> Remo
     if home is None or not isinstance(log, SqliteLog):
         raise Refused("A log in memory keeps nothing beyond its process.", code="in_memory")
     planned = plan(kit, keep_ms)
-    if not planned.sagas:
-        return Removed(planned, None, "")
+    if not planned.sagas:  # what a reader held up last time is gone on with
+        return Removed(planned, Compacted(0, 0, log.shrink(), [], log.finish_erasing().done), "")
     made = certify(log, tool)
-    keep(home, made)
+    with in_words(home.path):
+        _keep(log, home, made)
     log.commit(lambda view, now: [copied(made)])
     done = compact(log, planned.sagas, within_ms=keep_ms, use=planned.sagas.__getitem__, by=by, cert=made.id)
     return Removed(planned, done, made.id)
+
+
+def _keep(log: SqliteLog, home: Home, made: Certificate) -> None:
+    """On a full disk the reserve gives way: without the certificate no room could be freed."""
+    try:
+        keep(home, made)
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        log.use_reserve()
+        keep(home, made)
 
 
 class Turns:
@@ -314,7 +363,7 @@ def capped(log: SqliteLog, config: Path) -> Callable[[], None]:
 
 def growth(log: SqliteLog, policy: Retention) -> Growth:
     """How the log grows: by the records of its last days, at most 30."""
-    size, free = log.room()
+    size, _, free = log.room()
     newest, first = log.now().at, next(iter(log.lines()), None)
     start = max(first[0].at if first else newest, newest - 30 * DAY_MS * 1000)
     days = (newest - start) / (DAY_MS * 1000)

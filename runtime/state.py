@@ -12,6 +12,7 @@ from typing import Any
 import msgspec
 
 from ..store.entry import Entry
+from ..store.errors import Illegal
 from .drift import Drifts
 from .gate.approvals import Approvals
 from .gate.breaker import Breakers
@@ -78,6 +79,8 @@ class State:
         return state
 
     def fold(self, entry: Entry, lived: int) -> None:
+        if entry.kind == "saga.opened" and entry.saga in (entry.parent, entry.of):
+            raise Illegal("A saga is not inside of itself, and does not follow itself.")
         if entry.kind in self._checks:
             for check in self._checks[entry.kind]:
                 check(entry, self)
@@ -104,14 +107,19 @@ class State:
     def family(self, saga: Saga) -> list[Saga]:
         """A saga and the open ones inside it, outermost first."""
         family = [saga]
+        seen = {saga.id}
         for member in family:
-            family.extend(self.sagas[name] for name in self.inside.get(member.id, ()))
+            inside = [name for name in self.inside.get(member.id, ()) if name not in seen]
+            seen.update(inside)
+            family.extend(self.sagas[name] for name in inside)
         return family
 
     def root(self, saga: Saga) -> Saga:
         """The outermost open saga whose fate this one shares."""
-        while saga.parent and saga.parent in self.sagas:
+        seen = {saga.id}
+        while saga.parent in self.sagas and saga.parent not in seen:
             saga = self.sagas[saga.parent]
+            seen.add(saga.id)
         return saga
 
     def roots(self) -> Iterator[Saga]:

@@ -18,6 +18,7 @@ import msgspec
 
 from ..store.errors import NotFound
 from ..store.log import Record
+from ..store.seal import FORGOTTEN
 from .decisions import Decision, decisions, votes_of
 from .gate.freeze import freeze
 from .inverse import Recorded, read
@@ -172,7 +173,8 @@ class StepStory(NamedTuple):
     def _inverse_is_gone(self) -> bool:
         inverse = [r for thread, step in ((self.now_in, self.now), (self.thread, self.step))
                    for r in thread.records if step.inverse_seq and r.entry.seq == step.inverse_seq]  # fmt: skip
-        return bool(inverse) and redacted(inverse[0]) and self.compensation() is None
+        gone = bool(inverse) and (redacted(inverse[0]) or inverse[0].withheld == FORGOTTEN)
+        return gone and self.compensation() is None
 
     @property
     def confirm_state(self) -> str:

@@ -30,7 +30,7 @@ def written(path: Path | str, wrong: Wrong) -> str | None:
     """The text of a file; None if there is none. Raises what `wrong` makes."""
     try:
         return text_of(Path(path).read_bytes())
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return None
     except OSError as error:
         raise wrong(path, 0, f"it cannot be read: {error.strerror}") from None

@@ -19,7 +19,7 @@ from typing import NamedTuple, Protocol
 
 from . import driver, note
 from .errors import Malformed
-from .home import Home, replace_file
+from .home import Home, open_regular, replace_file
 
 BLOCK = 512
 _MAGIC = b"amends-anchor/1 "
@@ -136,7 +136,7 @@ def read_all(home: Home, owner: Owner) -> tuple[list[Anchor], list[str]]:
 
 def _read(path: Path) -> Anchor | None:
     for _ in range(3):  # a look while somebody writes may see half of each
-        with open(path, "rb") as file:
+        with open_regular(path) as file:
             anchor = _unpack(path, file.read(BLOCK + 1))
         if anchor is not None:
             return anchor

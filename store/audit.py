@@ -27,7 +27,7 @@ from .chain import OPENED, Thread
 from .entry import Entry, parse
 from .errors import Damaged, Malformed, TooNew, YouErred
 from .evidence import NONE, DatabaseError, Evidence, Source, StoredMemo, Stub
-from .examiner import CODES, EXITS, INTACT, ROLLED_BACK, WORST, Examiner, Finding, words
+from .examiner import CODES, EXITS, MALFORMED, ROLLED_BACK, Examiner, Finding, words, worst
 from .home import Home
 from .identity import identity_of
 from .keys import Identity, origin_of
@@ -58,13 +58,12 @@ class Verdict(msgspec.Struct):
 
     def to_json(self) -> dict[str, Any]:
         """The stable keys of `verify --json`."""
-        findings = [{"code": f.code, "seq": f.seq, "reason": f.reason} for f in self.findings]
         return {
             "verdict": self.verdict,
             "level": self.level,
             "size": self.size,
             "root": self.root,
-            "findings": findings,
+            "findings": [finding._asdict() for finding in self.findings],
             "not_proved": self.not_proved,
         }
 
@@ -167,7 +166,7 @@ class _Caches:
             if not _same(standing, msgspec.msgpack.encode(examiner.standing())):
                 return self._wrong_memo(memo, "the open sagas or clocks in it are not those of the log")
             return self._memo_of_view(memo, folded)
-        except (ValueError, TypeError, msgspec.MsgspecError) as error:
+        except (ValueError, TypeError, RecursionError) as error:
             return self._wrong_memo(memo, f"it cannot be read ({error})")
 
     def _memo_of_view(self, memo: StoredMemo, folded: bytes) -> None:
@@ -236,6 +235,8 @@ def verify(
             anchors, notes = read_anchors(identity.home, identity)
     if not path.exists():
         return _gone(path, anchors, terms)
+    if not path.is_file():  # a pipe would be waited for
+        return _unreadable(f"{path} is no file")
     if home is None and (text := _disclosure(path)) is not None:
         return _of_a_disclosure(text, terms)
     verifier = _Verifier(lambda: Evidence(path), identity, list(anchors), notes, view_factory, terms)
@@ -251,8 +252,12 @@ def _gone(path: Path, anchors: Sequence[Anchor], terms: Terms) -> Verdict:
     return Verdict(ROLLED_BACK, "none", 0, Peaks().root().hex(), [finding], [])
 
 
+def _unreadable(why: str) -> Verdict:
+    return Verdict(MALFORMED, "none", 0, Peaks().root().hex(), [Finding("E_FILE", -1, why)], [])
+
+
 def _of_a_bundle(path: Path, terms: Terms) -> Verdict:
-    from .bundled import BundleEvidence
+    from .bundle_evidence import BundleEvidence
 
     return _Verifier(lambda: BundleEvidence(path), None, [], [], None, terms).run()
 
@@ -265,7 +270,9 @@ def _disclosure(path: Path) -> bytes | None:
         return None
     except (Damaged, Malformed, TooNew, DatabaseError):
         with open(path, "rb") as file:
-            return file.read() if file.read(1) == b"{" and not file.seek(0) else None
+            from .disclosure import FILE_MAX
+
+            return file.read(FILE_MAX + 1) if file.read(1) == b"{" and not file.seek(0) else None
 
 
 def _of_a_disclosure(text: bytes, terms: Terms) -> Verdict:
@@ -273,13 +280,10 @@ def _of_a_disclosure(text: bytes, terms: Terms) -> Verdict:
 
     notes = [*terms.anchors, *([terms.since] if terms.since else [])]
     said = check(text, anchors=notes, policy=terms.policy)
-    least = {"signed": "signed", "anchored": "local anchor", "witnessed": "own quorum"}
-    wrong = list(said.findings)
-    for demand in terms.require:
-        hidden = said.openings[1]
-        if hidden if demand == "openings" else LEVELS.index(said.level) < LEVELS.index(least[demand]):
-            wrong.append(_required(demand, said.level, hidden))
-    return Verdict(_worst(wrong), said.level, said.size, said.root, wrong, said.not_proved)
+    hidden = said.openings[1]
+    lacks = [demand for demand in terms.require if _lacks(demand, said.level, said.witnessed, bool(hidden))]
+    wrong = [*said.findings, *[_required(demand, said.level, hidden) for demand in lacks]]
+    return Verdict(worst(wrong), said.level, said.size, said.root, wrong, said.not_proved)
 
 
 def _judged(policy: Policy, notes: Sequence[bytes], log: Key | None) -> tuple[str, list[Finding], list[str]]:
@@ -297,15 +301,20 @@ def _judged(policy: Policy, notes: Sequence[bytes], log: Key | None) -> tuple[st
     return "", [Finding("E_QUORUM", -1, f"the quorum {policy.quorum} is not met: {why}")], []
 
 
+def _lacks(demand: str, level: str, witnessed: bool, unread: bool) -> bool:
+    """Whether what was demanded could not be shown. An outside anchor is no witness: only a policy says who is."""
+    if demand == "openings":
+        return unread
+    if demand == "witnessed":
+        return not witnessed
+    least = "signed" if demand == "signed" else "local anchor"
+    return LEVELS.index(level) < LEVELS.index(least)
+
+
 def _required(demand: str, level: str, unread: int) -> Finding:
     if demand == "openings":
         return Finding("E_REQUIRED", -1, f"all openings were to be read, and {unread} could not be")
     return Finding("E_REQUIRED", -1, f"it was to be {demand}, and its level is {level}")
-
-
-def _worst(findings: Sequence[Finding]) -> str:
-    verdicts = {CODES[finding.code][0] for finding in findings} or {INTACT}
-    return next(verdict for verdict in WORST if verdict in verdicts)
 
 
 # ---- what is sealed -------------------------------------------------------------------------------------------------
@@ -353,7 +362,7 @@ class _Sealed:
 
     def forgotten(self, examiner: Examiner) -> set[str]:
         """Names of keys that this log says were destroyed."""
-        return {name if " " in name else self._named(name) for name in examiner.keeping.forgotten}
+        return {name if " " in name else self._named(name) for name in examiner.destroyed()}
 
     def findings(self, examiner: Examiner, gone: set[str]) -> Iterator[Finding]:
         """Which keys are not there, now that the logs have told which were destroyed."""
@@ -642,8 +651,13 @@ class _Verifier:
         examiner = self.examiner
         level = self._level()
         findings = [*examiner.result(), *self.foreign_findings, *self.file_findings]
-        findings += [_required(demand, level, self._unread()) for demand in self.terms.require if self._lacks(demand)]
-        verdict = _worst(findings)
+        unread = self._unread()
+        lacks = [
+            demand for demand in self.terms.require
+            if _lacks(demand, level, bool(self.quorum), bool(unread or examiner.began))
+        ]  # fmt: skip
+        findings += [_required(demand, level, unread) for demand in lacks]
+        verdict = worst(findings)
         return Verdict(verdict, level, examiner.size, examiner.tree.root().hex(), findings, self._not_proved())
 
     def _level(self) -> str:
@@ -661,15 +675,6 @@ class _Verifier:
 
     def _unread(self) -> int:
         return sum(one.unread + one.withheld for one in (self.examiner, *self.others.values()))
-
-    def _lacks(self, demand: str) -> bool:
-        """Whether what was demanded could not be shown."""
-        if demand == "openings":
-            return bool(self._unread() or self.examiner.began)
-        if demand == "witnessed":
-            return not self.quorum
-        least = "signed" if demand == "signed" else "local anchor"
-        return LEVELS.index(self._level()) < LEVELS.index(least)
 
     def _remembered(self) -> int:
         """Up to which size somebody outside the file remembers the log."""

@@ -1,6 +1,7 @@
 """A backup is one file that holds a home as it was at one moment, made while agents run.
 
-    backup.tar: manifest.json  amends.db  config.toml  handlers.toml  policy.toml  device/install  [device/seed]
+    backup.tar: manifest.json  amends.db  config.toml  handlers.toml  policy.toml  certificates/…  device/install
+                [device/seed]
 
 The database is copied by SQLite itself out of one snapshot (`VACUUM INTO`): nobody waits for it, and what was redacted
 or removed before is in no free page of the copy. The keys stay out unless they are asked for: the device's seed, and
@@ -18,8 +19,8 @@ from __future__ import annotations
 
 import io
 import os
+import re
 import tarfile
-from collections.abc import Iterator
 from contextlib import suppress
 from hashlib import sha256
 from pathlib import Path
@@ -31,6 +32,7 @@ from .audit import verify
 from .chain import Draft
 from .errors import Malformed, YouErred
 from .evidence import Evidence
+from .examiner import worst
 from .facts import COPIED
 from .home import Home, in_words, replace_file, sync_folder
 from .identity import Restored
@@ -42,7 +44,9 @@ FORMAT = "amends/backup/1"
 MANIFEST, DB, SEED, INSTALL = "manifest.json", "amends.db", "device/seed", "device/install"
 SETTINGS = ("config.toml", "handlers.toml", "policy.toml")
 NAMES = (DB, INSTALL, SEED, *SETTINGS)
-MANIFEST_MAX = 64 * 1024
+CERTIFICATES = "certificates"
+_CERTIFICATE = re.compile(CERTIFICATES + r"/[0-9a-f]{64}\.json")
+MANIFEST_MAX = 4 << 20
 CHUNK = 1 << 20
 
 
@@ -94,8 +98,9 @@ def backup(log: SqliteLog, home: Home, target: Path, *, keys: bool = False, by: 
         with in_words(target.parent):
             _make_empty(copy)
             copy_into(log.path, copy, keys=keys)
-            manifest, raw = _describe(log, home, copy, keys)
-            _write(part, raw, _files(home, copy, keys))
+            small = _small(home, keys)
+            manifest, raw = _describe(log, copy, small, keys)
+            _write(part, raw, copy, small)
             _give_name(part, target)
     finally:
         for left in (part, copy, copy.with_name(copy.name + "-journal")):
@@ -122,7 +127,7 @@ def _make_empty(path: Path) -> None:
     os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
 
 
-def _describe(log: SqliteLog, home: Home, copy: Path, keys: bool) -> tuple[Manifest, bytes]:
+def _describe(log: SqliteLog, copy: Path, small: dict[str, bytes], keys: bool) -> tuple[Manifest, bytes]:
     with Evidence(copy) as evidence:
         genesis = evidence.genesis()
         size = evidence.size
@@ -136,19 +141,31 @@ def _describe(log: SqliteLog, home: Home, copy: Path, keys: bool) -> tuple[Manif
         log.clock.wall_us(),
         keys,
         log.keeping.seal,
-        verify(copy).verdict,
-        {name: _part(path) for name, path in _files(home, copy, keys)},
+        _verdict(copy, keys),
+        {DB: _part(copy)} | {name: Part(len(data), sha256(data).hexdigest()) for name, data in small.items()},
     )
     return manifest, msgspec.json.format(msgspec.json.encode(manifest, order="sorted"), indent=1) + b"\n"
 
 
-def _files(home: Home, copy: Path, keys: bool) -> Iterator[tuple[str, Path]]:
-    """Name in the backup, and where it lies."""
-    yield DB, copy
-    for name in (INSTALL, *((SEED,) if keys else ()), *SETTINGS):
-        path = home.path / name
-        if path.exists():
-            yield name, path
+def _verdict(copy: Path, keys: bool) -> str:
+    """What `verify` says of the copy. That the sagas' keys are not in a copy made without them is no fault of it."""
+    return worst([found for found in verify(copy).findings if keys or found.code != "E_KEYS_ABSENT"])
+
+
+def _small(home: Home, keys: bool) -> dict[str, bytes]:
+    """The files beside the database, read once: what the manifest says of them is said of these bytes, whoever changes
+    them meanwhile."""
+    found = {}
+    kept = sorted(f"{CERTIFICATES}/{path.name}" for path in (home.path / CERTIFICATES).glob("*.json"))
+    for name in (INSTALL, *((SEED,) if keys else ()), *SETTINGS, *filter(_is_certificate, kept)):
+        with suppress(FileNotFoundError):
+            found[name] = (home.path / name).read_bytes()
+    return found
+
+
+def _is_certificate(name: str) -> bool:
+    """What removed records count by: without it nothing can be certified about a log that was compacted."""
+    return bool(_CERTIFICATE.fullmatch(name))
 
 
 def _part(path: Path) -> Part:
@@ -160,14 +177,15 @@ def _part(path: Path) -> Part:
     return Part(size, digest.hexdigest())
 
 
-def _write(part: Path, manifest: bytes, files: Iterator[tuple[str, Path]]) -> None:
+def _write(part: Path, manifest: bytes, copy: Path, small: dict[str, bytes]) -> None:
     fd = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     with open(fd, "wb") as out:
         with tarfile.open(fileobj=out, mode="w", format=tarfile.USTAR_FORMAT) as tar:
             tar.addfile(_member(MANIFEST, len(manifest)), io.BytesIO(manifest))
-            for name, path in files:
-                with path.open("rb") as file:
-                    tar.addfile(_member(name, path.stat().st_size), file)
+            with copy.open("rb") as file:
+                tar.addfile(_member(DB, copy.stat().st_size), file)
+            for name, data in small.items():
+                tar.addfile(_member(name, len(data)), io.BytesIO(data))
         out.flush()
         os.fsync(out.fileno())
 
@@ -204,21 +222,22 @@ def _fact(made: Made, by: str) -> Draft:
 def restore(source: Path, home: Home) -> Manifest:
     """Lay a backup out as a new home, which asks to be adopted before it is written to.
 
-    All of it is checked against its manifest before the home has its name. Raises YouErred where the file or the place
-    will not do, Malformed (E_BACKUP) for a file that is no backup, or was altered.
+    All of it is checked against its manifest before anybody may open the home. Raises YouErred where the file or the
+    place will not do, HomeRefused (`half_restored`), Malformed (E_BACKUP) for a file that is no backup, or was altered.
     """
-    if home.path.exists() and any(home.path.iterdir()):
-        raise YouErred(
-            f"{home.path} is not empty, and a backup is restored beside what is there, never over it.",
-            next="Name a new folder with --home.",
-            code="exists",
-        )
+    home.check_whole()
+    if home.path.exists() and (not home.path.is_dir() or any(home.path.iterdir())):
+        raise _not_empty(home)
     home.check_place()
     with in_words(home.path), _opened(source) as tar:
         manifest, raw = _manifest(tar, source)
         home.path.mkdir(mode=0o700, parents=True, exist_ok=True)
         home.path.chmod(0o700)
-        home.device.mkdir(mode=0o700)
+        try:
+            home.device.mkdir(mode=0o700)
+        except FileExistsError:
+            raise _not_empty(home) from None  # another restore came meanwhile
+        replace_file(home.restoring, b"")  # half a home is none, also after a kill
         mark = Restored(sha256(raw).hexdigest(), manifest.origin, manifest.size)
         replace_file(home.restored, msgspec.json.encode(mark) + b"\n")  # first: it is never without its mark
         try:
@@ -226,12 +245,24 @@ def restore(source: Path, home: Home) -> Manifest:
         except BaseException:
             _remove(home)
             raise
-        sync_folder(home.device)
         sync_folder(home.path)
+        sync_folder(home.device)
+        home.restoring.unlink()
+        sync_folder(home.device)
     return manifest
 
 
+def _not_empty(home: Home) -> YouErred:
+    return YouErred(
+        f"{home.path} is no empty folder, and a backup is restored beside what is there, never over it.",
+        next="Name a new folder with --home.",
+        code="exists",
+    )
+
+
 def _opened(source: Path) -> tarfile.TarFile:
+    if source.exists() and not source.is_file():
+        raise YouErred(f"{source} is no file.", next="Name the file that `amends backup` wrote.", code="no_file")
     try:
         return tarfile.open(source, "r:")
     except FileNotFoundError:
@@ -239,7 +270,10 @@ def _opened(source: Path) -> tarfile.TarFile:
     except (tarfile.TarError, EOFError) as error:
         raise _no_backup(source, str(error)) from None
     except OSError as error:
-        raise YouErred(f"{source} cannot be read: {error.strerror or error}.", code="no_file") from None
+        raise YouErred(
+            f"{source} cannot be read: {error.strerror or error}.", next="Name the file that `amends backup` wrote.",
+            code="no_file",
+        ) from None  # fmt: skip
 
 
 def _manifest(tar: tarfile.TarFile, source: Path) -> tuple[Manifest, bytes]:
@@ -253,13 +287,15 @@ def _manifest(tar: tarfile.TarFile, source: Path) -> tuple[Manifest, bytes]:
         raise _no_backup(source, f"its first part is no manifest ({error})") from None
     if manifest.format != FORMAT:
         raise _no_backup(source, f"it has format {manifest.format!r}, and this amends knows {FORMAT}")
-    if DB not in manifest.files or not set(manifest.files) <= set(NAMES):
+    if DB not in manifest.files or not all(name in NAMES or _is_certificate(name) for name in manifest.files):
         raise _no_backup(source, "its manifest names other files than a home has")
     return manifest, raw
 
 
 def _unpack(tar: tarfile.TarFile, manifest: Manifest, folder: Path) -> None:
     left = dict(manifest.files)
+    if any(map(_is_certificate, left)):
+        (folder / CERTIFICATES).mkdir(mode=0o700)
     try:
         while (member := tar.next()) is not None:
             wanted = left.pop(member.name, None)
@@ -294,10 +330,12 @@ def _bytes_of(tar: tarfile.TarFile, member: tarfile.TarInfo) -> bytes:
 
 def _remove(home: Home) -> None:
     """Half a home is none."""
-    for name in (*NAMES, "device/restored"):
+    for name in (*NAMES, "device/restored", "device/restoring"):
         with suppress(FileNotFoundError):
             os.unlink(home.path / name)
-    for folder in (home.device, home.path):
+    for path in (home.path / CERTIFICATES).glob("*.json"):
+        path.unlink()
+    for folder in (home.path / CERTIFICATES, home.device, home.path):
         with suppress(OSError):
             folder.rmdir()
 

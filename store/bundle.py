@@ -335,10 +335,6 @@ class _Writer:
 
     # -- beside them --------------------------------------------------------------------------------------------------
 
-    def _stubs_listed(self) -> None:
-        data = (self.folder.path / STUBS).read_bytes()
-        self.folder.sums[STUBS] = (sha256(data).hexdigest(), len(data), data.count(b"\n"))
-
     def _beside(self) -> None:
         content, put = self.content, self.folder.put
         for size, signature in self.evidence.checkpoints():

@@ -20,9 +20,11 @@ from .entry import (
     INTEGER_MAX,
     LINE_MAX,
     STRING_MAX,
+    UNREADABLE,
     ZERO,
     Entry,
     Salts,
+    decode,
     leaf,
     line_of,
     opening,
@@ -208,6 +210,10 @@ class Chain:
             _check(entry, line)
         if entry.use:
             _check_use(entry)
+        try:
+            decode(line)  # a header of another type or range would be read by nobody, and the log by nobody after it
+        except UNREADABLE as error:
+            raise BadValue(f"The {entry.kind} entry would not be read back: {error}.") from None
         self._folding = True
         back = self._fold(entry, thread)
         self._folding = False

@@ -13,9 +13,11 @@ exit status: 0 intact, 1 tampered, 2 usage, 3 not verified, 4 rolled back, 5 for
 
 import base64
 import hashlib
+import itertools
 import json
 import os
 import re
+import stat
 import sys
 
 WORST = ("TAMPERED", "FORKED", "ROLLED-BACK", "MALFORMED", "UNVERIFIED")
@@ -25,6 +27,8 @@ VERDICTS.update(
     dict.fromkeys(("E_GRAMMAR", "E_VERSION", "E_NOTE", "E_DISCLOSURE"), "MALFORMED")
 )  # all others: TAMPERED
 HEX = re.compile("[0-9a-f]{64}")
+LINE, OPENING, LIST, MANIFEST, FILE = 16384, 96 << 20, 64 << 20, 8 << 20, 256 << 20  # bytes that are read at most
+VALUES = 8 << 20  # of a disclosure: what JSON makes of `[],[],…` takes twenty times their size
 
 
 class Bad(Exception):
@@ -45,6 +49,39 @@ def unbase64(text):
     if base64.b64encode(data).decode() != text:
         raise ValueError("base64 with another spelling")
     return data
+
+
+# ---- files: pipes, devices and links are not read, and nothing is read without end ----------------------------------
+
+
+def opened(folder, name):
+    flags = [getattr(os, word, 0) for word in ("O_RDONLY", "O_NONBLOCK", "O_NOFOLLOW", "O_BINARY")]
+    file = os.fdopen(os.open(os.path.join(folder, name), sum(flags)), "rb")
+    if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+        file.close()
+        raise OSError(f"{name} is no file")
+    return file
+
+
+def whole(folder, name, most):
+    with opened(folder, name) as file:
+        return limited(file, name, most)
+
+
+def limited(file, name, most):
+    data = file.read(most + 1)
+    if len(data) > most:
+        raise ValueError(f"{name} has more than {most} bytes")
+    return data
+
+
+def lines_in(folder, name, most):
+    """The lines of a file; one that is too long comes cut, and is the last."""
+    with opened(folder, name) as file:
+        for line in iter(lambda: file.readline(most + 1), b""):
+            yield line
+            if len(line) > most:
+                return
 
 
 # ---- Ed25519 (RFC 8032), strict: S below the order, A and R canonical and not of small order ------------------------
@@ -223,8 +260,9 @@ def loads(text):
 def record_of(line):
     """The fields of a record that say where it stands; the others are covered by its hash."""
     try:
+        want(line.endswith(b"\n") and len(line) <= LINE)
         entry = loads(line.decode("ascii"))
-        want(line.endswith(b"\n") and len(line) <= 16384 and not re.search(rb"[^ -\[\]-~]", line[:-1]))
+        want(not re.search(rb"[^ -\[\]-~]", line[:-1]))
         want(all(type(entry[key]) is int for key in ("seq", "at")) and type(entry.get("n", 0)) is int)
         want(all(HEX.fullmatch(hash) for hash in [entry["prev"], *entry.get("c", [])]))
         entry["places"] = {(seq, place) for seq, place in entry.get("places", ())}
@@ -257,13 +295,19 @@ def opens(line, commitment):
         return False
 
 
+def say(text):
+    """A line, with what a terminal would obey as escapes."""
+    print(re.sub("[^ -~]", lambda found: ascii(found.group())[1:-1], text))
+
+
 class Report:
     def __init__(self):
         self.findings, self.told = [], []
         self.level, self.summary = "none", "nothing could be read"
 
     def find(self, code, reason, seq=None):
-        self.findings.append((code, reason if seq is None else f"record {seq}: {reason}"))
+        if len(self.findings) < 1000 or all(code != other for other, _ in self.findings):
+            self.findings.append((code, reason if seq is None else f"record {seq}: {reason}"))
 
     def verdict(self):
         found = {VERDICTS.get(code, "TAMPERED") for code, _ in self.findings}
@@ -271,11 +315,11 @@ class Report:
 
     def says(self):
         verdict = self.verdict()
-        print(f"{verdict}  {self.summary}; level: {self.level}")
+        say(f"{verdict}  {self.summary}; level: {self.level}")
         for code, reason in self.findings[:100]:
-            print(code, ascii(reason))
+            say(f"{code} {reason}")
         for text in self.told if verdict == "INTACT" else ():
-            print("not proved:", text)
+            say(f"not proved: {text}")
         return EXITS[verdict]
 
     def follows(self, one, line, two):
@@ -348,6 +392,10 @@ def hash_in(text):
 
 def check_disclosure(text, anchors, report):
     try:
+        plain = text.replace(b"\\\\", b"").replace(b'\\"', b"")  # a quote is the end of a string now
+        values = (1 for found in re.finditer(rb'"[^"]*"?|[\[{,]', plain) if found.group()[:1] != b'"')
+        if next(itertools.islice(values, VALUES, None), None):
+            raise ValueError("it has more values than a disclosure can have")
         document = loads(text.decode())
         must, may = {"format", "checkpoint", "saga", "genesis", "entries"}, {"beside", "consistency"}
         if not must <= set(document) <= must | may or document["format"] != "amends/disclosure/1":
@@ -370,7 +418,7 @@ def _disclosure(document, anchors, report):
     both = sorted(entries + beside, key=lambda row: row[0]["seq"])
     for i in range(1, len(both)):
         report.follows(*both[i - 1][:2], both[i][0])
-    sagas, asked = {}, document["saga"]
+    sagas, asked = {}, document["saga"].encode().decode()  # not half a character
     for entry, _, _ in entries:
         report.counts(sagas, entry)
     for entry, _, _ in entries:
@@ -408,8 +456,7 @@ def _disclosure(document, anchors, report):
 
 def listed(folder, report, signer):
     """SHA256SUMS names every file and its hash, and the device's export key signed it in the form of two tools."""
-    with open(os.path.join(folder, "SHA256SUMS"), "rb") as file:
-        sums = file.read()
+    sums = whole(folder, "SHA256SUMS", LIST)
     names = {name: hash for hash, name in re.findall("([0-9a-f]{64})  ([0-9A-Za-z._/-]+)\n", sums.decode())}
     there = {}
     for above, folders, files in os.walk(folder):
@@ -420,11 +467,11 @@ def listed(folder, report, signer):
     if set(there) != set(names) | beside or sums.count(b"\n") != len(names):
         report.find("E_BUNDLE", f"not the files that SHA256SUMS lists: {sorted(set(there) ^ set(names) ^ beside)[:5]}")
     for name in set(there) & set(names):
-        if os.path.islink(there[name]) or hash_of(there[name]) != names[name]:
+        if hash_of(folder, name) != names[name]:
             report.find("E_BUNDLE", f"{name} is not the file that SHA256SUMS lists")
     try:
-        with open(there["SHA256SUMS.sig"]) as one, open(there["SHA256SUMS.minisig"]) as two:
-            signify, minisign = one.read().split("\n"), two.read().split("\n")
+        signify = whole(folder, "SHA256SUMS.sig", LINE).decode().split("\n")
+        minisign = whole(folder, "SHA256SUMS.minisig", LINE).decode().split("\n")
         first, comment = unbase64(minisign[1])[10:], minisign[2][len("trusted comment: ") :].encode()
         want(ed25519(signer, sums, unbase64(signify[1])[10:]))
         want(ed25519(signer, hashlib.blake2b(sums).digest(), first))
@@ -433,30 +480,34 @@ def listed(folder, report, signer):
         report.find("E_SIGNATURE", "SHA256SUMS is not signed by the export key that record 0 names")
 
 
-def hash_of(path):
+def hash_of(folder, name):
+    """SHA-256 of a file in hex; None for what is no file."""
     digest = hashlib.sha256()
-    with open(path, "rb") as file:
-        for block in iter(lambda: file.read(1 << 20), b""):
-            digest.update(block)
+    try:
+        with opened(folder, name) as file:
+            for block in iter(lambda: file.read(1 << 20), b""):
+                digest.update(block)
+    except OSError:
+        return None
     return digest.hexdigest()
 
 
-def lines_of(folder, row):
+def lines_of(folder, row, most):
     """The lines of a row of files, such as entries/000000.ndjson, entries/000001.ndjson …"""
     number = 0
-    while os.path.exists(os.path.join(folder, row % number)):
-        with open(os.path.join(folder, row % number), "rb") as file:
-            yield from file
+    while os.path.lexists(os.path.join(folder, row % number)):
+        yield from lines_in(folder, row % number, most)
         number += 1
 
 
 def openings_of(folder, payload):
     """(seq, place, line; None for a sealed one) of each opening that came along, in order."""
     if payload == "plain":
-        for place, line in zip(lines_of(folder, "openings/%06d.tsv"), lines_of(folder, "openings/%06d.ndjson")):  # noqa: B905
+        places = lines_of(folder, "openings/%06d.tsv", 64)
+        for place, line in zip(places, lines_of(folder, "openings/%06d.ndjson", OPENING)):  # noqa: B905
             seq, place = place.split(b"\t")
             yield int(seq), int(place), line
-    for line in lines_of(folder, "openings.sealed/%06d.ndjson") if payload == "sealed" else ():
+    for line in lines_of(folder, "openings.sealed/%06d.ndjson", 2 * OPENING) if payload == "sealed" else ():
         yield (*json.loads(line)[:2], None)
 
 
@@ -469,22 +520,23 @@ class Walk:
         self.redacted, self.missing, self.shown = set(), {}, set()
         self.openings = openings_of(folder, payload) if payload != "none" else None
         self.next = next(self.openings, None) if self.openings else None
-        with open(os.path.join(folder, "stubs.tsv")) as file:
-            stubs = [line.split() for line in file]
-        stubs = [(int(start), int(level), bytes.fromhex(hash)) for start, level, hash in stubs]
-        before = None
-        for line in lines_of(folder, "entries/%06d.ndjson"):
+        stubs = (line.decode().split("\t") for line in lines_in(folder, "stubs.tsv", 200))
+        stubs = ((int(start), int(level), bytes.fromhex(hash)) for start, level, hash in stubs)
+        before, stub = None, next(stubs, None)
+        for line in lines_of(folder, "entries/%06d.ndjson", LINE):
             entry = record_of(line)
-            while stubs and stubs[0][0] < entry["seq"]:
-                self.removed(*stubs.pop(0))
+            while stub and stub[0] < entry["seq"]:
+                self.removed(*stub)
+                stub = next(stubs, None)
             if entry["seq"] != self.tree.size:
                 raise Bad("E_GAP", f"record {entry['seq']} stands where record {self.tree.size} is to come")
             if before:
                 report.follows(*before, entry)
             before = entry, line
             self.record(entry, leaf(line))
-        for stub in stubs:
+        while stub:
             self.removed(*stub)
+            stub = next(stubs, None)
         self.explained()
 
     def grow(self, level, hash):
@@ -512,6 +564,7 @@ class Walk:
         self.runs += entry["runs"] if kind == "compaction.made" else []
         self.redacted |= entry["places"] if kind == "redaction.made" else set()
         self.forgotten |= {entry.get("target")} if kind == "seal.forgotten" else set()
+        self.forgotten -= {entry.get("saga")} if kind == "saga.opened" else set()  # another one, under its id
 
     def take_openings(self, seq, saga, c):
         missing = dict.fromkeys(((seq, place) for place in range(len(c))), saga)
@@ -547,8 +600,7 @@ def joined(spans):
 
 def check_bundle(folder, anchors, report):
     try:
-        with open(os.path.join(folder, "manifest.json"), "rb") as file:
-            manifest = loads(file.read().decode())
+        manifest = loads(whole(folder, "manifest.json", MANIFEST).decode())
         if manifest["format"] != "amends/bundle/1":
             raise Bad("E_VERSION", "its format is not amends/bundle/1")
         _bundle(folder, manifest, anchors, report)
@@ -557,15 +609,14 @@ def check_bundle(folder, anchors, report):
 
 
 def _bundle(folder, manifest, anchors, report):
-    genesis, key = key_in(next(lines_of(folder, "entries/%06d.ndjson"), b""))
+    genesis, key = key_in(next(lines_of(folder, "entries/%06d.ndjson", LINE), b""))
     listed(folder, report, bytes.fromhex(genesis["export"]))
     if manifest["verdict"] != "INTACT":
         report.find("E_BUNDLE", "it was exported though it did not verify")
     more = os.path.join(folder, "checkpoints")
     heads = {}
     for name in ["checkpoint", *(f"checkpoints/{size}" for size in (os.listdir(more) if os.path.isdir(more) else ()))]:
-        with open(os.path.join(folder, name), "rb") as file:
-            heads[name] = head_of(file.read(), key)
+        heads[name] = head_of(whole(folder, name, LIST), key)
         if name not in ("checkpoint", f"checkpoints/{heads[name][0]}"):
             report.find("E_ROOT", f"{name} is no head of this size")
     sizes = {size for size, _ in heads.values()}
@@ -599,9 +650,10 @@ def main(words):
         if os.path.isdir(path):
             check_bundle(path, anchors, report)
         else:
-            check_disclosure(open(path, "rb").read(), anchors, report)  # noqa: SIM115
-    except OSError as error:
-        print(f"cannot be read: {error}")
+            with open(path, "rb") as file:
+                check_disclosure(limited(file, path, FILE), anchors, report)
+    except (OSError, ValueError) as error:
+        say(f"cannot be read: {error}")
         return 2
     except Bad as error:
         report.find(*error.args)

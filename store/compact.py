@@ -3,7 +3,8 @@
 Which sagas may go is decided elsewhere, by policy. Here they are removed: whole, in pieces of about a thousand records,
 each of them one transaction and one fact (`compaction.made`) that names its runs, and complete by itself; after a crash
 the next call removes what is left. Before the first piece it is tried in memory: the log is folded without those sagas,
-and what the others left behind must be the same to the last number. So a limit whose window still counts a debit, a
+and what the others left behind must be the same to the last number. What was said about them from outside, votes and
+messages, goes with them (companions.py). So a limit whose window still counts a debit, a
 question that a vote names, a clock that something builds on, keep their saga, whoever asked. Sagas that refer to each
 other go in one piece.
 
@@ -19,6 +20,7 @@ import msgspec
 
 from .chain import Chain, Decide, Draft
 from .clock import Now
+from .companions import Companions
 from .errors import Damaged, Illegal, Refused
 from .facts import COMPACTED
 from .gaps import examine
@@ -32,6 +34,8 @@ RUNS_TEXT = 13_000
 """Bytes of them in its line, at most."""
 SURELY = min(6 * RUNS, RUNS_TEXT)
 """Bytes of runs up to which a fact can name them: each takes six at least."""
+TOLD = 400
+"""Of them, those that any line has room for."""
 TRIES = 24
 """So often the log is folded anew to find out which sagas are still needed; what is unknown after that stays."""
 
@@ -104,14 +108,18 @@ def runs_of(places: Sequence[int]) -> list[Run]:
 
 
 def _together(log: Log, wanted: set[str]) -> Iterator[Piece]:
-    """The sagas that are there, each with those that it refers to or that refer to it, oldest first. An open one is
+    """The sagas that are there, each with what is about it, and with those that it refers to or that refer to it,
+    oldest first. An open one is
     among them, unasked, if it goes back to one that is."""
     places: dict[str, list[int]] = {}
     others: dict[str, set[str]] = {}
+    companions = Companions(places)
     for entry, _ in log.lines():
         if entry.saga in wanted or (entry.saga and log.is_open(entry.saga) and {entry.of, entry.parent} & wanted):
-            places.setdefault(entry.saga, []).append(entry.seq)
+            places.setdefault(entry.saga, [])
             others.setdefault(entry.saga, set()).update((entry.of, entry.parent))
+        if saga := companions.whose(entry):
+            places[saga].append(entry.seq)
     of = {saga: saga for saga in places}
 
     def root(saga: str) -> str:
@@ -214,14 +222,17 @@ def says_the_same(log: Log, groups: Iterable[Piece]) -> bool:
                 without.follow(entry, line)
     except (Illegal, Damaged):
         return False
-    now = log.now()
-    return _equal(told.dump(), without.dump()) and _equal(_aged(told, now), _aged(without, now))
+    runs, now = runs_of(sorted(gone)), log.now()
+    return _equal(told.dump(), without.dump()) and _equal(_aged(told, runs, now), _aged(without, runs, now))
 
 
-def _aged(chain: Chain, now: Now) -> bytes:
-    """The view behind the next compaction."""
-    fact = Draft(COMPACTED, {"runs": ((1, 1),), "count": 1}, up=True)
-    chain.take([(lambda view, now: [fact], None)], now)
+def _aged(chain: Chain, runs: Sequence[Run], now: Now) -> bytes:
+    """The view behind the compaction of these runs."""
+    some = [tuple(runs[at : at + TOLD]) for at in range(0, len(runs), TOLD)] or [((1, 1),)]
+    facts = [Draft(COMPACTED, {"runs": each, "count": 1}, up=True) for each in some]
+    _, [(_, answer)] = chain.take([(lambda view, now: facts, facts)], now)
+    if isinstance(answer, BaseException):
+        raise answer
     image: bytes = chain.view.dump()
     return image
 

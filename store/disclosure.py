@@ -28,7 +28,7 @@ from . import note, seal
 from .chain import ENDED, OPENED, Parted, after_part, misplaced
 from .entry import VERSION, Entry, leaf, parse, parse_opening, read_opening, unfinished
 from .errors import BadValue, Malformed, NotFound, Refused
-from .examiner import CODES, EXITS, INTACT, WORST, Finding
+from .examiner import EXITS, INTACT, Finding, worst
 from .facts import FORGOTTEN, GENESIS, REDACTED
 from .keys import origin_of
 from .log import Log, Record
@@ -293,7 +293,8 @@ class _Prover:
 
 class Checked(msgspec.Struct):
     """What a check says: the keys of `verify` (root is hex), and which log, saga and records it is about. openings:
-    how many are shown, not shown, and destroyed by a record that came along. since: the size of the older note."""
+    how many are shown, not shown, and destroyed by a record that came along. since: the size of the older note.
+    witnessed: whether a policy's quorum signed a head that it stands under."""
 
     verdict: str
     level: str
@@ -306,6 +307,7 @@ class Checked(msgspec.Struct):
     records: list[Entry] = []
     openings: tuple[int, int, int] = (0, 0, 0)
     since: int = 0
+    witnessed: bool = False
 
     @property
     def exit(self) -> int:
@@ -313,14 +315,13 @@ class Checked(msgspec.Struct):
 
     def to_json(self) -> dict[str, Any]:
         """The stable keys of `check-proof --json`."""
-        findings = [{"code": f.code, "seq": f.seq, "reason": f.reason} for f in self.findings]
         shown, hidden, destroyed = self.openings
         return {
             "verdict": self.verdict,
             "level": self.level,
             "size": self.size,
             "root": self.root,
-            "findings": findings,
+            "findings": [finding._asdict() for finding in self.findings],
             "not_proved": self.not_proved,
             "origin": self.origin,
             "saga": self.saga,
@@ -351,6 +352,7 @@ def document_of(text: bytes) -> Document:
     if len(text) > FILE_MAX:
         raise _bad(f"it has more than {FILE_MAX >> 20} MiB")
     try:
+        msgspec.json.decode(text, type=Document)  # first by its shape: what has another is never built
         raw = json.loads(text.decode(), object_pairs_hook=_names_once, parse_constant=_none, parse_float=_none)
         document = msgspec.convert(raw, Document)
     except (ValueError, RecursionError) as error:  # msgspec's and Unicode's errors are ValueErrors
@@ -392,7 +394,7 @@ class _Checker:
         self.findings: list[Finding] = []
         self.head = Checkpoint("", 0, b"")
         self.key: Key | None = None
-        self.level, self.since = "none", 0
+        self.level, self.since, self.witnessed = "none", 0, False
         self.told: list[str] = []
         self.records: list[Entry] = []
         self.beside: list[Entry] = []
@@ -605,22 +607,23 @@ class _Checker:
                 self.find("E_SIGNATURE", -1, signed.trouble)
         if not policy.met(signers):
             self.find("E_QUORUM", -1, f"{len(signers)} of the policy's witnesses signed, which is not enough")
-        elif policy.quorum and self.level == SIGNED:
-            self.level = QUORUM
+        elif policy.quorum:
+            self.witnessed = True
+            self.level = QUORUM if self.level == SIGNED else self.level
 
     # -- the answer ---------------------------------------------------------------------------------------------------
 
     def checked(self, key_given: bool) -> Checked:
-        verdicts = {CODES[finding.code][0] for finding in self.findings} or {INTACT}
-        verdict = next(verdict for verdict in WORST if verdict in verdicts)
+        verdict = worst(self.findings)
         counts = self._counted()
         level = self.level if verdict == INTACT or self.level == "none" else SIGNED
         saga = self.document.saga if hasattr(self, "document") else ""
         origin, size, root = self.head
         told = [*self.told, *self._not_proved(key_given, counts)] if verdict == INTACT else []
         return Checked(
-            verdict, level, size, root.hex(), self.findings, told, origin, saga, self.records, counts, self.since
-        )
+            verdict, level, size, root.hex(), self.findings, told, origin, saga, self.records, counts, self.since,
+            self.witnessed and verdict == INTACT,
+        )  # fmt: skip
 
     def _every(self) -> set[tuple[int, int]]:
         """The places of all openings of the records that are here."""

@@ -149,11 +149,11 @@ _HEAD = KEYS[: KEYS.index("again")]
 _ORDER = {key: place for place, key in enumerate(_HEAD)} | {"salt": 1 << 30, "c": (1 << 30) + 1}
 _REQUIRED = ("seq", "prev", "at", "kind")
 
-_decode = msgspec.json.Decoder(Entry).decode
+decode = msgspec.json.Decoder(Entry).decode
 _decode_any = msgspec.json.Decoder().decode
 _encode = msgspec.json.Encoder(order="deterministic").encode  # an Entry: keys as declared, `use` sorted
 _encode_any = msgspec.json.Encoder().encode  # anything else: keys as they stand
-_UNREADABLE = (ValueError, OverflowError, RecursionError)  # msgspec's and the codecs' errors are ValueErrors
+UNREADABLE = (ValueError, OverflowError, RecursionError)  # msgspec's and the codecs' errors are ValueErrors
 
 
 def line_of(entry: Entry) -> bytes:
@@ -175,8 +175,8 @@ def leaf(line: bytes) -> bytes:
 def read(line: bytes) -> Entry:
     """The entry in a line that this program wrote and checked before. For anything else use `parse`."""
     try:
-        return _decode(line)
-    except _UNREADABLE:
+        return decode(line)
+    except UNREADABLE:
         return parse(line)
 
 
@@ -189,9 +189,9 @@ def parse(line: bytes) -> Entry:
     if len(line) > _LONG_FROM and _long(line):
         raise _bad("E_RANGE", f"a string is longer than {STRING_MAX}")
     try:
-        entry = _decode(line)
+        entry = decode(line)
         same = _encode(entry) == line[:-1]
-    except _UNREADABLE:
+    except UNREADABLE:
         return _parse_open(line)
     if not same:
         raise _bad("E_NONCANONICAL", "the line is not what its own fields encode to")
@@ -209,7 +209,7 @@ def _parse_open(line: bytes) -> Entry:
     try:
         raw = _decode_any(line)
         same = _encode_any(raw) == line[:-1]
-    except _UNREADABLE as error:
+    except UNREADABLE as error:
         raise _bad("E_GRAMMAR", f"not JSON ({error})") from None
     if type(raw) is not dict or tuple(raw)[:4] != _REQUIRED:
         raise _bad("E_GRAMMAR", "an entry starts with seq, prev, at, kind")
@@ -224,7 +224,7 @@ def _parse_open(line: bytes) -> Entry:
         raise _bad("E_NONCANONICAL", "an empty key is written as an absent one")
     try:
         entry = msgspec.convert({key: value for key, value in raw.items() if key in KEYS}, Entry)
-    except _UNREADABLE as error:
+    except UNREADABLE as error:
         raise _bad("E_GRAMMAR", str(error)) from None
     _check(entry)
     return entry
@@ -289,7 +289,7 @@ def read_opening(line: bytes) -> dict[str, Any]:
     """The fields of an opening that this program wrote and checked before. For anything else use `parse_opening`."""
     try:
         fields: dict[str, Any] = _decode_any(line)[1]
-    except (*_UNREADABLE, TypeError, LookupError):
+    except (*UNREADABLE, TypeError, LookupError):
         return parse_opening(line)
     return fields
 
@@ -308,7 +308,7 @@ def parse_opening(line: bytes) -> dict[str, Any]:
     try:
         fields: dict[str, Any] = _decode_any(body)
         same = _encode_any(fields) == body
-    except _UNREADABLE as error:
+    except UNREADABLE as error:
         _no_opening(str(error))
     if not same:  # escapes or numbers spelled otherwise than we spell them; or a name twice, or a number that is lost
         _read_once(body)

@@ -3,13 +3,13 @@
 `Source` is what whoever examines asks for. `Evidence` is a database, in one snapshot: the log (sqlite.py) reads what it
 needs and believes its caches; here every row of every table is handed out, with the file's own complaints, and nothing
 is interpreted. A look holds a read transaction: others go on writing, and the -wal is not emptied meanwhile. A bundle
-(bundle.py) is a source too, without caches.
+(bundle_evidence.py) is a source too, without caches.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from functools import cache, cached_property
 from typing import Any, NamedTuple, Protocol
 
@@ -17,6 +17,7 @@ from . import foreign, gaps, sqlite
 from .entry import Entry, leaf, parse
 from .errors import Damaged, Malformed
 from .merkle import RUN, Peaks
+from .squeeze import MOST
 from .stubs import Stub, inside
 
 __all__ = [
@@ -31,6 +32,7 @@ __all__ = [
     "StoredMemo",
     "StoredSaga",
     "Stub",
+    "in_order",
 ]
 
 DatabaseError = sqlite.apsw.Error  # type: ignore[attr-defined]  # one door to apsw: sqlite.py
@@ -84,6 +86,21 @@ class Source(Protocol):
         """(code of a finding, reason): what is wrong with the file or folder as such."""
 
 
+_ROW = (int, bytes, int, (bytes, type(None)), (bytes, type(None)))
+_STUB = (int, int, bytes)
+_SIGNED = (int, bytes)
+_MEMO = (str, int, int, bytes, bytes)
+_KEY = (str, str, bytes)
+
+
+def _typed(row: Sequence[Any], types: Sequence[Any]) -> Sequence[Any]:
+    """A row whose values are what the table says. Raises Malformed (E_TABLE): whoever can write the file can put any
+    value anywhere."""
+    if not all(isinstance(value, type) for value, type in zip(row, types, strict=True)):
+        raise Malformed("A row in it holds another sort of value than its table does.", finding="E_TABLE")
+    return row
+
+
 class StoredSaga(NamedTuple):
     """A saga's row: place of its first entry, header id, newest place as last written, whether open, whether named."""
 
@@ -104,6 +121,10 @@ class StoredMemo(NamedTuple):
     image: bytes
 
 
+LARGEST = MOST + (1 << 20)
+"""Bytes of one value that are read: a cell's, and some for what is beside the openings in it."""
+
+
 class Evidence:
     """A snapshot of one file. Raises Malformed, Damaged or TooNew if it is not a log that this version knows."""
 
@@ -116,9 +137,11 @@ class Evidence:
             raise Damaged(f"{path} cannot be read ({error}).", next="Run `amends verify`.") from None
         try:
             self._db.pragma("query_only", 1)
+            self._db.db.limit(sqlite.apsw.SQLITE_LIMIT_LENGTH, LARGEST)  # type: ignore[attr-defined]
             self._db.run("begin")
             # a file that lost its -wal before anything was moved over: nothing is in it, not even a table
             self.empty = not self._db.pragma("application_id") and not self.count("sqlite_schema")
+            self._shaped()
             last = None if self.empty else self._db.one("select max(seq) from entry")
         except sqlite.apsw.SQLError as error:  # type: ignore[attr-defined]
             self.close()
@@ -130,6 +153,13 @@ class Evidence:
             self.close()
             raise
         self.size: int = 0 if last is None else last + 1
+
+    def _shaped(self) -> None:
+        """Nothing is read from a view, or from a table of another shape: it could be of any length, or of any type."""
+        ours = {name: (kind, shape) for (kind, name), shape in _expected().items() if kind == "table"}
+        for (kind, name), shape in _schema(self._db).items():
+            if name in ours and ours[name] != (kind, shape):
+                raise Malformed(f"The {kind} {name} has another shape than a log's.", finding="E_TABLE")
 
     def close(self) -> None:
         self._db.close()
@@ -153,15 +183,26 @@ class Evidence:
     def stored(self, start: int = 0) -> Iterator[Stored | Stub]:
         """Every row of the log from `start` on, and the stubs, in order of place."""
         sql = "select seq, line, back, open, sig from entry where seq >= ? order by seq"
-        rows = map(Stored._make, self._db.db.cursor().execute(sql, (start or -(1 << 63),)))
-        return _merged(rows, self.stubs(start)) if self._has("stub") else rows
+        rows = self._rows(sql, (start or -(1 << 63),))
+        return in_order(rows, self.stubs(start)) if self._has("stub") else rows
 
     def stubs(self, start: int = 0) -> Iterator[Stub]:
         """What is kept of removed records, in order."""
         if not self._has("stub"):
             return iter(())
         sql = "select start, level, hash from stub where start >= ? order by start"
-        return map(Stub._make, self._db.db.cursor().execute(sql, (start or -(1 << 63),)))
+        return self._stubs(sql, (start or -(1 << 63),))
+
+    def _rows(self, sql: str, bindings: tuple[Any, ...]) -> Iterator[Stored]:
+        return (Stored._make(_typed(row, _ROW)) for row in self._db.db.cursor().execute(sql, bindings))
+
+    def _stubs(self, sql: str, bindings: tuple[Any, ...]) -> Iterator[Stub]:
+        return (Stub._make(_typed(row, _STUB)) for row in self._db.db.cursor().execute(sql, bindings))
+
+    def _signed(self, sql: str, bindings: tuple[Any, ...] = ()) -> Iterator[tuple[int, bytes]]:
+        for row in self._db.db.cursor().execute(sql, bindings):
+            size, sig = _typed(row, _SIGNED)
+            yield size, sig
 
     def line(self, seq: int) -> bytes | None:
         line: bytes | None = self._db.one("select line from entry where seq = ?", (seq,))
@@ -194,8 +235,7 @@ class Evidence:
         """Signatures of removed records, in order of the size that they are over."""
         if not self._has("checkpoint"):
             return iter(())
-        cursor = self._db.db.cursor().execute("select size, sig from checkpoint order by size")
-        return ((size, sig) for size, sig in cursor)
+        return self._signed("select size, sig from checkpoint order by size")
 
     def notes(self) -> list[bytes]:
         return []
@@ -245,7 +285,10 @@ class Evidence:
         if not self._has("datakey"):
             return None
         row = self._db.run("select seal, wrapped from datakey where saga = ?", (saga,)).fetchone()
-        return (str(row[0]), bytes(row[1])) if row else None
+        if row is None:
+            return None
+        owner, wrapped = _typed(row, _KEY[1:])
+        return owner, wrapped
 
     def datakeys(self) -> int:
         """How many sagas' keys lie here."""
@@ -254,9 +297,10 @@ class Evidence:
     def datakey_rows(self) -> Iterator[tuple[str, str, bytes]]:
         """Every one of them: saga, id of the owner's key, wrapped bytes."""
         if not self._has("datakey"):
-            return iter(())
-        cursor = self._db.db.cursor().execute("select saga, seal, wrapped from datakey order by saga")
-        return ((saga, seal, wrapped) for saga, seal, wrapped in cursor)
+            return
+        for row in self._db.db.cursor().execute("select saga, seal, wrapped from datakey order by saga"):
+            saga, seal, wrapped = _typed(row, _KEY)
+            yield saga, seal, wrapped
 
     def line_of(self, origin: str, seq: int) -> bytes | None:
         """One record of another log."""
@@ -265,7 +309,7 @@ class Evidence:
 
     def memos(self) -> list[StoredMemo]:
         rows: list[Any] = self._db.run("select view, version, seq, h, blob from memo").fetchall()
-        return [StoredMemo(*row) for row in rows]
+        return [StoredMemo(*_typed(row, _MEMO)) for row in rows]
 
     def origins(self) -> list[str]:
         """Whose logs lie here beside the device's own."""
@@ -276,18 +320,18 @@ class Evidence:
     def stored_of(self, origin: str) -> Iterator[Stored | Stub]:
         """Every row of another log, and its stubs, in order of place."""
         sql = "select seq, line, back, open, sig from fentry where origin = ? order by seq"
-        rows = map(Stored._make, self._db.db.cursor().execute(sql, (origin,)))
+        rows = self._rows(sql, (origin,))
         if not self._has("fstub"):
             return rows
         sql = "select start, level, hash from fstub where origin = ? order by start"
-        return _merged(rows, map(Stub._make, self._db.db.cursor().execute(sql, (origin,))))
+        return in_order(rows, self._stubs(sql, (origin,)))
 
     def checkpoints_of(self, origin: str) -> Iterator[tuple[int, bytes]]:
         """Signatures of another log's removed records."""
         if not self._has("fcheckpoint"):
             return iter(())
         sql = "select size, sig from fcheckpoint where origin = ? order by size"
-        return ((size, sig) for size, sig in self._db.db.cursor().execute(sql, (origin,)))
+        return self._signed(sql, (origin,))
 
     @cached_property
     def _tables(self) -> frozenset[str]:
@@ -322,8 +366,8 @@ class Evidence:
 _OPTIONAL = ("fentry", "fstub", "fcheckpoint", "stub", "checkpoint", "datakey", "sealing")
 
 
-def _merged(rows: Iterator[Stored], stubs: Iterator[Stub]) -> Iterator[Stored | Stub]:
-    """In order of place; a stub before a record of the same place."""
+def in_order(rows: Iterable[Stored], stubs: Iterator[Stub]) -> Iterator[Stored | Stub]:
+    """Records and stubs, each in order, as one in order of place; a stub before a record of the same place."""
     stub = next(stubs, None)
     for row in rows:
         while stub is not None and stub.start <= row.seq:

@@ -26,12 +26,12 @@ from .errors import Illegal, Malformed
 from .evidence import NONE, Stored, Stub
 from .facts import BOOTED, COMPACTED, FORGOTTEN, GENESIS, REDACTED
 from .fold import Timeline
+from .holes import ABSENT, CONTROL, TWICE, Openings, Runs, Span
 from .keeping import EVERYTHING, Keeping
 from .keeping import KINDS as KEPT
 from .keys import origin_of
 from .merkle import Peaks
 from .redact import about, control
-from .removed import ABSENT, CONTROL, TWICE, Openings, Runs, Span
 from .squeeze import unshut
 
 INTACT, TAMPERED, UNVERIFIED, ROLLED_BACK, FORKED, POLICY, MALFORMED = (
@@ -122,6 +122,12 @@ class Finding(NamedTuple):
         return f"{CODES[self.code][0]} {self.code} {where}: {self.reason}"
 
 
+def worst(findings: Sequence[Finding]) -> str:
+    """The verdict over all of these: INTACT for none."""
+    verdicts = {CODES[finding.code][0] for finding in findings} or {INTACT}
+    return next(verdict for verdict in WORST if verdict in verdicts)
+
+
 class _Link:
     """A record whose hash is computed and waits for the next record to confirm it."""
 
@@ -158,6 +164,7 @@ class Examiner:
         self.view, self.view_trouble = view, ""
         self.timeline = Timeline([], 0, 0, (0, 0))
         self.keeping = Keeping({}, "", [], [])
+        self._anew: set[str] = set()  # begun under the id of one that was forgotten, and then removed
         self.threads: dict[str, Thread] = {}
         self.sagas = 0
         self.anchored = 0
@@ -616,6 +623,8 @@ class Examiner:
         back: int | None = thread.head if thread else -1
         if thread is None:
             self.sagas += entry.kind == OPENED
+            if entry.saga in self.keeping.forgotten:
+                self._anew.add(entry.saga)
             thread = self.threads[entry.saga] = Thread(place if entry.kind == OPENED else -1, 0, 0)
         thread.head, thread.n = place, entry.n
         if entry.kind == ENDED and not unfinished(entry):
@@ -664,7 +673,12 @@ class Examiner:
             self.find("E_ILLEGAL", seq, error.message, low=0)
             return False
         self.keeping.fold(entry)
+        self._anew.discard(entry.target if entry.kind == FORGOTTEN else "")
         return True
+
+    def destroyed(self) -> frozenset[str]:
+        """The sagas of which no key is to be there, by header id."""
+        return frozenset(self.keeping.forgotten) - self._anew
 
     def _allowed(self, entry: Entry) -> None:
         """Raise Illegal for what a hold forbids."""
@@ -764,7 +778,7 @@ class Examiner:
             self.find("E_STUB", end, f"a signature over {size} records lies beside {self.size}", low=0)
 
     def _unexplained_openings(self) -> None:
-        gone = frozenset(self.keeping.forgotten)
+        gone = self.destroyed()
         for seq, place in self.openings.unexplained():
             entry = self._entry_at(seq) if gone else None
             if entry is not None and entry.saga in gone:

@@ -1,8 +1,9 @@
 """Which records may be removed, and what the file does when they are.
 
-Only whole sagas that have ended go, so that nothing that is left names a thread that is half there; only records below
-a head that is signed and anchored, so that no older copy of the tree's edge needs them; never the newest 256, which
-every opening reads; nothing under a hold; and no look at the clocks on which the next boot or step of the clock builds.
+Only whole sagas that have ended go, so that nothing that is left names a thread that is half there, and with them what
+is about them and about nothing else (companions.py). Only records below a head that is signed and anchored go, so that
+no older copy of the tree's edge needs them; never the newest 256, which every opening reads; nothing under a hold; and
+no look at the clocks on which the next boot or step of the clock builds.
 `examine` says no before anything is changed, and once more in the transaction that changes it.
 
 Rows and saga rows are deleted; the stubs (stubs.py), the signatures of removed rows, and a memo at the head are written
@@ -15,9 +16,11 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from .chain import ENDED
+from .companions import Companions
 from .entry import Entry, leaf, unfinished
 from .errors import Illegal, Refused
 from .facts import BOOTED, STEPPED
+from .redact import Near, held_over, near
 from .stubs import Stub, merged
 
 if TYPE_CHECKING:
@@ -56,6 +59,8 @@ def examine(log: Log, runs: Runs, anchored: int) -> Taken:
     firsts: list[int] = []
     hashes: list[bytes] = []
     told: dict[str, int] = {}  # saga -> records of it so far, 0 once it is whole
+    around: dict[str, set[str]] = {}  # saga -> those that it is inside of or follows
+    companions = Companions(told)
     for first, last in runs:
         place, clocks = first, False
         for entry, line in log.lines(first, last + 1):
@@ -66,11 +71,14 @@ def examine(log: Log, runs: Runs, anchored: int) -> Taken:
             hashes.append(leaf(line))
             if _begins(entry, told):
                 firsts.append(entry.seq)
+                around[entry.saga] = near(entry)
+            if not companions.whose(entry):
+                raise _no("no_saga", entry.seq, f"({entry.kind}) is about no saga that goes")
         if place != last + 1:
             raise _no("removed", place, "was removed already")
         if clocks:
             _check_clock(log, runs, last)
-    _check_sagas(log, told)
+    _check_sagas(log, told, around)
     return Taken(firsts, hashes)
 
 
@@ -87,10 +95,10 @@ def _check_places(log: Log, runs: Runs, anchored: int) -> None:
 
 
 def _begins(entry: Entry, told: dict[str, int]) -> bool:
-    """Take in one record; say whether its saga begins with it."""
+    """Take in one record; say whether a saga begins with it."""
     saga = entry.saga
     if not saga:
-        raise _no("no_saga", entry.seq, f"({entry.kind}) is not about one saga")
+        return False
     before = told.get(saga, 0)
     if entry.n != before + 1:
         raise _no("split_saga", entry.seq, f"is number {entry.n} of saga {saga}, of which {before} would go before it")
@@ -98,16 +106,18 @@ def _begins(entry: Entry, told: dict[str, int]) -> bool:
     return not before
 
 
-def _check_sagas(log: Log, told: dict[str, int]) -> None:
+def _check_sagas(log: Log, told: dict[str, int], around: Near) -> None:
     for saga, so_far in told.items():
         if so_far:
             raise Refused(f"Saga {saga} would be removed in part, or has not ended.", code="split_saga")
         if log.is_open(saga):
             raise Refused(f"Saga {saga} is open.", code="open_saga")
-        hold = log.keeping.held(saga)
+        hold = held_over(log, saga, around)
         if hold is not None:
             raise Refused(
-                f"Saga {saga} is held (record {hold}).", next="`amends hold --lift` ends a hold.", code="held"
+                f"Saga {saga}, or what it belongs to, is held (record {hold}).",
+                next="`amends hold --lift` ends a hold.",
+                code="held",
             )
 
 

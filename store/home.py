@@ -20,7 +20,7 @@ import re
 import stat
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import IO, TYPE_CHECKING, NamedTuple
 
 import msgspec
 
@@ -125,6 +125,21 @@ class Home:
     def restored(self) -> Path:
         """What the home came from, as long as nobody has decided that it goes on."""
         return self.device / "restored"
+
+    @property
+    def restoring(self) -> Path:
+        """There while a backup is being laid out here: what lies beside it is half a home."""
+        return self.device / "restoring"
+
+    def check_whole(self) -> None:
+        """Raise HomeRefused (`half_restored`) while a restore is under way here, or where one was ended in the middle:
+        keys without their log, or a log without its policy, would go on as if they were all."""
+        if self.restoring.exists():
+            raise HomeRefused(
+                f"A backup is being restored to {self.path}, or that was ended in the middle: it is half a home.",
+                next="If nobody is at it any more, remove the folder and restore again.",
+                code="half_restored",
+            )
 
     @property
     def anchor(self) -> Path:
@@ -420,6 +435,16 @@ def new_id() -> str:
 def write_new(path: Path, data: bytes) -> None:
     """A new file of mode 0600, on the disk when this returns."""
     replace_file(path, data)
+
+
+def open_regular(path: str | os.PathLike[str], more: int = 0) -> IO[bytes]:
+    """A regular file, to read; a pipe or a device is not waited for. `more`: flags. Raises OSError."""
+    flags = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0) | getattr(os, "O_CLOEXEC", 0)
+    file = os.fdopen(os.open(path, flags | more), "rb")
+    if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+        file.close()
+        raise OSError(errno.EINVAL, "it is no file", os.fspath(path))
+    return file
 
 
 def replace_file(path: Path, data: bytes, *, sync: bool = True) -> None:

@@ -144,15 +144,16 @@ def open_log(
     write: bool = True,
     warn: Warn | None = None,
     owner: Callable[[], Owner | None] | None = None,
+    bare: bool = False,
 ) -> SqliteLog:
     """The device's log, created on first use; opened for reading only, with one warning per trouble, if not `write`.
-    owner: asked for the key of a log that is sealed.
+    owner: asked for the key of a log that is sealed; bare: without it, facts that have no opening may be written.
 
     Raises HomeRefused (exit 4) if this home may not go on writing, and what opening the file raises.
     """
     home = home if isinstance(home, Home) else Home(home)
     with in_words(home.path):
-        return _open_log(home, view, clock, write, say if warn is None else warn, owner)
+        return _open_log(home, view, clock, write, say if warn is None else warn, owner, bare)
 
 
 def _open_log(
@@ -162,7 +163,9 @@ def _open_log(
     write: bool,
     warn: Warn,
     owner: Callable[[], Owner | None] | None,
+    bare: bool,
 ) -> SqliteLog:
+    home.check_whole()
     if write:
         home.create()
     with_keys = home.seed.exists()
@@ -200,7 +203,15 @@ def _open_log(
         warn(text)
     home.warnings.clear()
     return SqliteLog(
-        home.db, view, identity, clock=clock, write=write, holder=lambda: holders(home), warn=warn, owner=owner
+        home.db,
+        view,
+        identity,
+        clock=clock,
+        write=write,
+        holder=lambda: holders(home),
+        warn=warn,
+        owner=owner,
+        bare=bare,
     )
 
 
@@ -312,6 +323,7 @@ def adopt(home: Home | Path | str, by: str, reason: str, *, clock: Clock | None 
     home = home if isinstance(home, Home) else Home(home)
     if not by.strip() or not reason.strip():
         raise YouErred("An adoption is somebody's decision.", next="Say --by NAME and --reason TEXT.", code="no_name")
+    home.check_whole()
     if not home.exists():
         raise _nothing_here(home)
     home.create()

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 import msgspec
 
-from .entry import Entry
+from .entry import COMMITMENTS_MAX, Entry
 from .errors import Illegal
 from .facts import COMPACTED, COPIED, ERASED, FORGOTTEN, HELD, LIFTED, REDACTED, ROTATED, SEALED, UNSEALED
 
@@ -61,12 +61,16 @@ class Keeping(msgspec.Struct):
             raise Illegal("A seal is rotated from the key in force to another one.")
         if kind == UNSEALED and (not self.seal or entry.prior != self.seal):
             raise Illegal("A seal ends that is in force.")
-        if kind == FORGOTTEN and (not self.seal or not entry.target or entry.target in self.forgotten):
-            raise Illegal("A saga is forgotten once, of a log that is sealed.")
+        if kind == FORGOTTEN and (not self.seal or not entry.target):
+            raise Illegal("A saga is forgotten of a log that is sealed.")
         if kind == ERASED and not self.erased < entry.upto <= self.erasing:
             raise Illegal("An erasure is done once, and of what was destroyed before.")
         if kind in (REDACTED, COMPACTED) and not (entry.places or entry.runs):
             raise Illegal(f"{kind} names nothing.")
+        if any(seq >= entry.seq or place >= COMMITMENTS_MAX for seq, place in entry.places):
+            raise Illegal(f"{kind} names a place that no record before it has.")
+        if kind == COPIED and entry.upto > entry.seq:
+            raise Illegal(f"A copy of {entry.upto} records, where there are {entry.seq}.")
 
     def fold(self, entry: Entry) -> None:
         """Take in a fact that was checked."""
@@ -81,7 +85,7 @@ class Keeping(msgspec.Struct):
             self.seal = entry.seal
         elif kind == UNSEALED:
             self.seal = ""
-        elif kind == FORGOTTEN:
+        elif kind == FORGOTTEN and entry.target not in self.forgotten:
             self.forgotten.append(entry.target)
         elif kind == COPIED:
             self.copies.append(Copy(entry.seq, entry.out, entry.event, entry.upto, entry.payload))

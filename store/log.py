@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
+LISTED = "`amends log` lists what there is."
 BUFFERED, FILED, DURABLE = 0, 1, 2
 """How safe a commit is when it returns: in this process's memory · in the file (survives a kill) · on the disk."""
 
@@ -134,6 +135,10 @@ class Log(Protocol):
     @property
     def keeping(self) -> Keeping:
         """Holds, seals, erasures and copies, as last read; inside a decision, as of now."""
+
+    @property
+    def shut(self) -> bool:
+        """Whether the log is sealed and its key is not here: then no opening can be written."""
 
     def finish_erasing(self, patience: float = 0.0) -> Erasure:
         """See to it that nothing of what was destroyed is left where the log lies, say so in the log, and whether it is
@@ -301,7 +306,7 @@ class MemoryLog:
     def record(self, seq: int) -> Record:
         for record in self.records(seq, seq + 1) if seq >= 0 else ():
             return record
-        raise inside(seq) if 0 <= seq < self.size else NotFound(f"There is no record {seq}.")
+        raise inside(seq) if 0 <= seq < self.size else NotFound(f"There is no record {seq}.", next=LISTED)
 
     def stands(self, seq: int, line: bytes) -> bool:
         for entry, _ in self.lines(seq + 1, seq + 2):
@@ -339,6 +344,10 @@ class MemoryLog:
     @property
     def keeping(self) -> Keeping:
         return self._chain.keeping
+
+    @property
+    def shut(self) -> bool:
+        return False  # what lies in memory is never sealed
 
     def finish_erasing(self, patience: float = 0.0) -> Erasure:
         def decide(view: Any, now: Now) -> list[Draft]:

@@ -12,29 +12,30 @@ Why not field by field: a field alone could not be destroyed without its neighbo
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
-from hashlib import sha256
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import msgspec
 
 from .chain import Decide, Draft
 from .clock import Now
+from .companions import controls
 from .entry import Entry, read_opening, unfinished
 from .errors import BadValue, NotFound, Refused
-from .facts import HELD, KINDS, LIFTED, REDACTED
+from .facts import HELD, LIFTED, REDACTED
 from .keeping import EVERYTHING, Copy
 from .log import Log, Record
+from .seal import placed
 
 PLACES = 400
 """Openings that one fact names."""
 AT_ONCE = 2000
 """Openings of one transaction: others are not kept from writing for longer."""
 
-CONTROL = frozenset(KINDS)
-CONTROL_FAMILIES = ("key.", "switch.")
 _VOTE = "vote.cast"
+_REQUEST = "request"
 _BASIS = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:/-]{0,63}")
 _WHERE = re.compile(r"([^=~]+)([=~])(.+)", re.DOTALL)
 _DEEP = 60
@@ -84,20 +85,16 @@ def place_of(text: str) -> Place:
 
 def openings_of(log: Log, records: Iterable[Record]) -> Iterator[Opening]:
     """The openings of these records that are there and may go, each once; those that carry parts of a long value go
-    with the one that it belongs to. Records that are parts of one fact must follow each other."""
+    with the one that it belongs to. Records that are parts of one fact must follow each other. Raises Malformed
+    (E_OPENING) for one that was altered."""
     fact: list[tuple[Entry, int, bytes | None]] = []
     for record in records:
-        entry, lines = record.entry, _lines(record)
+        entry, lines = record.entry, dict(placed(record.entry, record.blob or b""))
         fact += [(entry, place, lines.get(place)) for place in log.places(entry.seq) if not control(entry, place)]
         if not unfinished(entry):
             yield from _told(fact)
             fact = []
     yield from _told(fact)
-
-
-def _lines(record: Record) -> dict[int, bytes]:
-    c = record.entry.c
-    return {c.index(sha256(line).hexdigest()): line for line in (record.blob or b"").splitlines(True)}
 
 
 def _told(fact: list[tuple[Entry, int, bytes | None]]) -> Iterator[Opening]:
@@ -166,11 +163,44 @@ def choose(openings: Iterable[Opening], fields: Sequence[str] = (), conditions: 
         elif one.fields is None:
             choice.unread.append(one)
         else:
-            asked = [path for path, _ in walk(one.fields) if any(_ends(path, name) for name in fields)]
-            if (asked or not fields) and all(_meets(one.fields, condition) for condition in conditions):
+            held = _unfolded(one.fields)
+            asked = [path for path, _ in walk(held) if any(_ends(path, name) for name in fields)]
+            if (asked or not fields) and all(_meets(held, condition) for condition in conditions):
                 choice.gone.append(one)
-                choice.also[one.seq, one.place] = _others(one.fields, asked) if fields else []
+                choice.also[one.seq, one.place] = _others(held, asked) if fields else []
     return choice
+
+
+def _unfolded(fields: dict[str, Any]) -> dict[str, Any]:
+    """Fields as they are searched: what people were asked about is a text, in which the arguments stand again."""
+    said = fields.get(_REQUEST)
+    if not isinstance(said, str):
+        return fields
+    try:
+        return fields | {_REQUEST: _untagged(msgspec.json.decode(said))}
+    except (ValueError, TypeError, KeyError, RecursionError):  # no request of ours
+        return fields
+
+
+def _untagged(value: Any) -> Any:
+    """What a request says, by its names: FORMAT.md 11 has the tags of what JSON's composed text cannot hold."""
+    if isinstance(value, list):
+        return [_untagged(item) for item in value]
+    if not isinstance(value, dict):
+        return value
+    tag, inner = value.get("$"), value.get("v")
+    if tag == "pairs" and isinstance(inner, list):
+        return {_text(name): _untagged(item) for name, item in inner}
+    if tag in ("escaped", "int", "float"):
+        return _text(value)
+    return {name: _untagged(item) for name, item in value.items()}
+
+
+def _text(value: Any) -> str:
+    if not isinstance(value, dict):
+        return str(value)
+    said = str(value.get("v", value.get("sha256", "")))
+    return str(msgspec.json.decode(f'"{said}"')) if value["$"] == "escaped" else said
 
 
 def walk(value: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
@@ -215,7 +245,7 @@ def _others(fields: dict[str, Any], asked: list[tuple[str, ...]]) -> list[str]:
 
 def control(entry: Entry, place: int) -> bool:
     """Whether an opening is one of those that say who may do what, or proves it: they are never destroyed."""
-    if entry.kind in CONTROL or entry.kind.startswith(CONTROL_FAMILIES):
+    if controls(entry.kind):
         return True
     return entry.kind == _VOTE and bool(entry.credential) and place == 0
 
@@ -295,11 +325,38 @@ def check(log: Log, places: Sequence[Place]) -> None:
             raise _refused("redacted_already", f"Opening {seq}:{place} is not there any more.", seq=seq, place=place)
 
 
+def able(log: Log, places: Iterable[Place]) -> tuple[list[Place], dict[str, str]]:
+    """Those of the places that may be redacted by their sagas, and the other sagas (header ids) with the reason:
+    `saga_open`, `held`. For a choice over the whole log, where some of it has to wait."""
+    busy, left, seen, kept = _busy(log), {}, set(), []
+    for seq, place in places:
+        saga = about(log.record(seq).entry)
+        if saga not in seen:
+            seen.add(saga)
+            if saga and (saga in busy or log.is_open(saga)):
+                left[saga] = "saga_open"
+            elif held_over(log, saga) is not None:
+                left[saga] = "held"
+        if saga not in left:
+            kept.append((seq, place))
+    return kept, left
+
+
 _OPEN = "Saga {} is still open: what undoes its effects is in its records."
 
 
-def held_over(log: Log, saga: str) -> int | None:
-    """The place of a hold on a saga (header id), or on one that it is inside of or follows; None if there is none."""
+Near = Mapping[str, Collection[str]]
+"""By saga, those that it is inside of or follows (header ids)."""
+
+
+def near(entry: Entry) -> set[str]:
+    """What the first record of a saga says of that."""
+    return {entry.of, entry.parent} - {""}
+
+
+def held_over(log: Log, saga: str, known: Near = MappingProxyType({})) -> int | None:
+    """The place of a hold on a saga (header id), or on one that it is inside of or follows; None if there is none.
+    known: sagas that need not be looked up for it."""
     seen: set[str] = set()
     waiting = [saga]
     while log.keeping.holds and waiting:
@@ -308,8 +365,8 @@ def held_over(log: Log, saga: str) -> int | None:
         if hold is not None:
             return hold
         seen.add(saga)
-        for record in log.thread(saga)[:1]:
-            waiting += {record.entry.of, record.entry.parent} - seen - {""}
+        named = known[saga] if saga in known else set().union(*(near(one.entry) for one in log.thread(saga)[:1]))
+        waiting += set(named) - seen
     return None
 
 

@@ -335,7 +335,7 @@ class Vault:
 
     def follow(self, keeping: Keeping) -> bool:
         """Let go of what was at hand if a saga was forgotten since, or the owner's key was another one; say whether."""
-        now = (keeping.seal, len(keeping.former), len(keeping.forgotten))
+        now = (keeping.seal, len(keeping.former), keeping.erasing)  # after each key that is destroyed, too
         if now == self._followed:
             return False
         self._followed = now
@@ -354,4 +354,4 @@ def _remember(keys: dict[str, bytes], name: str, key: bytes) -> bytes:
     return key
 
 
-_SAY_KEY = "Name its source with --key, in AMENDS_SEAL_KEY, or as key under [seal] in config.toml."
+_SAY_KEY = "Name its source in AMENDS_SEAL_KEY, as key under [seal] in config.toml, or with --key where a verb has it."

@@ -16,6 +16,7 @@ from .chain import Decide, Draft
 from .entry import Entry, read
 from .errors import Malformed, Refused
 from .facts import FORGOTTEN, ROTATED, SEALED, UNSEALED
+from .redact import held_over
 from .seal import Owner, is_sealed, placed
 from .sqlite import ACTS, DATA_KEYS, HELD_S, SqliteLog, _cell, _plain
 
@@ -87,9 +88,9 @@ def forget(log: SqliteLog, sagas: Iterable[str], by: str, reason: str) -> list[E
                 code="not_sealed",
             )
         for saga in wanted:
-            if (hold := keeping.held(saga)) is not None:
+            if (hold := held_over(log, saga)) is not None:
                 raise Refused(
-                    f"Record {hold} holds it: nothing of it may be destroyed.",
+                    f"Record {hold} holds it, or what it belongs to: nothing of it may be destroyed.",
                     next="`amends hold --lift` ends a hold.",
                     code="held",
                 )
@@ -97,7 +98,8 @@ def forget(log: SqliteLog, sagas: Iterable[str], by: str, reason: str) -> list[E
                 raise Refused(
                     "It is open: what undoes it would be gone.", next="Let it end, or settle it first.", code="open"
                 )
-        left = [saga for saga in wanted if saga not in keeping.forgotten]
+        # one that is forgotten and has a key is another saga, begun under its id once the first was removed
+        left = [saga for saga in wanted if saga not in keeping.forgotten or log.wrapped(saga) is not None]
         if not left:
             raise Refused("It is forgotten already.", next="`amends show` says since when.", code="forgotten")
         there = [saga for saga in left if log.wrapped(saga) is not None]

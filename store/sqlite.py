@@ -56,9 +56,9 @@ from .errors import (
 from .facts import COMPACTED, ERASED, REDACTED
 from .fold import View
 from .keeping import Keeping
-from .log import DURABLE, FILED, Record, SagaRow, fresh, known, not_appended
+from .log import DURABLE, FILED, LISTED, Record, SagaRow, fresh, known, not_appended
 from .merkle import EMPTY, RUN, Peaks, root_at
-from .pages import cleaned, suspect
+from .pages import cleaned, mapped, suspect
 from .pins import Erasure, pins_of
 from .seal import ABSENT, Owner, Vault, Wrapped, is_sealed, parts, seal, unseal
 from .squeeze import LEAST, shut, unshut
@@ -87,7 +87,7 @@ SLOW_S, FAST_S, PROBE_S = 0.001, 0.0007, 0.25  # of one COMMIT, on average
 ROW_S = 3e-6  # of it, what each row costs wherever it is done: many rows make no slow disk
 IDLE_FRAMES, FULL_FRAMES = 200, 1000
 WAL_BYTES, RESERVE_BYTES = 4 << 20, 8 << 20
-PAGE_SIZE, PAGES_READ, PAGES_MOST = 4096, 256, 0x0D000000
+PAGE_SIZE, PAGES_READ, PAGES_MOST = 4096, 256, 0x02000000
 """PAGES_MOST: of a larger file, a page of a table could be taken for one that goes on with a long row (pages.py)."""
 MEMO_EACH, MEMO_IDLE, MEMO_CLOSE = 4096, 512, 128
 SIGNATURE = 96  # root and signature; a shorter cell is the entry's own hash
@@ -131,7 +131,7 @@ OUTCOMES = frozenset(
     "confirm.done confirm.failed confirm.lost lock.freed saga.unwinding saga.concluding "
     "saga.escalated saga.ended saga.joined saga.released saga.suspended saga.taken".split()
 )
-OUTCOME_FAMILIES = ("undo.", "switch.", "hold.", "redaction.", "erasure.")
+OUTCOME_FAMILIES = ("undo.", "switch.", "hold.", "redaction.", "erasure.", "compaction.", "copy.")
 
 
 class Keys(Protocol):
@@ -155,6 +155,14 @@ class Head(NamedTuple):
     size: int
     root: bytes
     signature: bytes
+
+
+class Room(NamedTuple):
+    """Bytes of the database and its -wal, of the -wal alone, and of the database's free pages."""
+
+    bytes: int
+    wal: int
+    free: int
 
 
 # ---- the files ------------------------------------------------------------------------------------------------------
@@ -474,9 +482,9 @@ class SqliteLog:
     """The `Log` port over one SQLite file.
 
     `identity` signs and anchors; it may be anything when `write` is False. `owner()` is asked for the key of a log that
-    is sealed: without it nothing is written, and openings are withheld. `holder()` names who holds the file, for
-    LogHeld. `warn` is told what a person should know; it is kept in `warnings` as well. `commits` and `records_written`
-    count for tests and benches.
+    is sealed: without it nothing is written (`bare`: only facts without openings), and openings are withheld.
+    `holder()` names who holds the file, for LogHeld. `warn` is told what a person should know; it is kept in `warnings`
+    as well. `commits` and `records_written` count for tests and benches.
     """
 
     def __init__(
@@ -491,8 +499,10 @@ class SqliteLog:
         warn: Callable[[str], None] | None = None,
         reserve: str | os.PathLike[str] | None = None,
         owner: Callable[[], Owner | None] | None = None,
+        bare: bool = False,
     ) -> None:
         self.path = os.fspath(path)
+        self._bare = bare
         self.identity: Keys = identity
         self.vault = Vault(identity.origin, owner)
         self.origin: str = identity.origin
@@ -591,8 +601,10 @@ class SqliteLog:
             self._version = db.one("pragma data_version")
             self._refold()
             self.look_for_more()
-            if not self._is_open_to_us():  # where the key comes from may take its time: nobody is kept waiting for it
+            if self.shut:  # where the key comes from may take its time: nobody is kept waiting for it
                 db.run("rollback")
+                if self._bare:
+                    self.vault.ask(self._seal_in_force())
                 if not self._begin(HELD_S):
                     raise self._held()
             if not self._chain.size:
@@ -687,7 +699,7 @@ class SqliteLog:
             chain.load(image[1])
             if chain.size != row[1] or chain.prev != row[2].hex():
                 raise ValueError("it does not stand where it says")
-        except (ValueError, TypeError, KeyError, msgspec.MsgspecError) as error:
+        except (ValueError, TypeError, KeyError, RecursionError) as error:
             self._say(f"The memo of {name} was dropped and the log folded from its start: {error}.")
             if self._write and self._db.db.in_transaction:
                 self._db.run("delete from memo where view = ?", (name,))
@@ -985,8 +997,13 @@ class SqliteLog:
         raise self.vault.refusal(self._seal_in_force(), self._chain.keeping)
 
     def _is_open_to_us(self) -> bool:
+        return self._bare or not self.shut
+
+    @property
+    def shut(self) -> bool:
+        """Whether the log is sealed and its key is not here: then no opening can be written."""
         in_force = self._seal_in_force()
-        return not in_force or self.vault.has(in_force)
+        return bool(in_force) and not self.vault.has(in_force)
 
     def _seal_in_force(self) -> str:
         """Id of the owner's key that it takes to go on with this log: also until the last opening is in plain text
@@ -1318,6 +1335,11 @@ class SqliteLog:
 
     # -- no space -----------------------------------------------------------------------------------------------------
 
+    def use_reserve(self) -> None:
+        """Give the reserve up for what must lie beside the log before room can be freed in it."""
+        with self._holding():
+            self._is_full_now()
+
     def _is_full_now(self) -> None:
         self._full, self._full_at = True, monotonic()
         self._free_reserve()
@@ -1592,12 +1614,22 @@ class SqliteLog:
 
     def open_cell(self, origin: str, entry: Entry, cell: bytes) -> tuple[bytes | None, str]:
         """The opening lines of a sealed cell, and empty; else None, and why they are withheld. Raises Malformed."""
-        key = self.vault.key_of(origin, entry.saga, self, self._chain.keeping)
+        key = self._key_of(origin, entry.saga)
         if not isinstance(key, bytes):
             key = self._once_more(origin, entry.saga, key)
         if not isinstance(key, bytes):
             return None, key
         return b"".join([unseal(key, origin, entry, part) for part in parts(cell)]), ""
+
+    def _key_of(self, origin: str, saga: str) -> bytes | str:
+        was = self._chain.keeping.seal
+        try:
+            return self.vault.key_of(origin, saga, self, self._chain.keeping)
+        except Malformed:  # nothing was altered where another process has wrapped it anew since this one last looked
+            self.refresh()
+            if self._chain.keeping.seal == was:
+                raise
+            return self.vault.key_of(origin, saga, self, self._chain.keeping)
 
     def _once_more(self, origin: str, saga: str, why: str) -> bytes | str:
         """Another process may have destroyed the key a moment ago, or its owner named it meanwhile."""
@@ -1608,19 +1640,27 @@ class SqliteLog:
 
     def wrapped(self, name: str) -> Wrapped | None:
         """A wrapped data key by its name (seal.named); None if it is not in this file."""
-        if not self.rows("select 1 from sqlite_schema where name = 'datakey'", ()):
-            return None
-        return next(
-            (Wrapped(*row) for row in self.rows("select seal, wrapped from datakey where saga = ?", (name,))), None
-        )
+        found = self._rows_of("datakey", "select seal, wrapped from datakey where saga = ?", (name,))
+        return next((Wrapped(*row) for row in found), None)
+
+    def _rows_of(self, table: str, sql: str, bindings: Sequence[Any] = ()) -> list[Any]:
+        """Rows of a table that is there only while there is something in it."""
+        is_there = "select 1 from sqlite_schema where name = ?"
+        try:
+            return self.rows(sql, bindings) if self.rows(is_there, (table,)) else []
+        except (TheyErred, apsw.SQLError):
+            if self.rows(is_there, (table,)):
+                raise
+            return []  # somebody else has dropped it between the two
 
     def marks(self) -> list[Any]:
         """How far older openings are sealed, or unsealed (sealing.Mark); empty where there is nothing left to do."""
-        if not self.rows("select 1 from sqlite_schema where name = 'sealing'", ()):
+        found = self._rows_of("sealing", "select origin, at, upto from sealing order by origin")
+        if not found:
             return []
         from .sealing import Mark
 
-        return [Mark(*row) for row in self.rows("select origin, at, upto from sealing order by origin", ())]
+        return [Mark(*row) for row in found]
 
     def keep(self, name: str, row: Wrapped) -> None:
         """Keep a wrapped data key. Inside a transaction."""
@@ -1713,12 +1753,12 @@ class SqliteLog:
     def record(self, seq: int) -> Record:
         for record in self.records(seq, seq + 1) if seq >= 0 else ():
             return record
-        raise inside(seq) if 0 <= seq < self._size else NotFound(f"There is no record {seq}.")
+        raise (inside(seq) if 0 <= seq < self._size else NotFound(f"There is no record {seq}.", next=LISTED))
 
     def places(self, seq: int) -> tuple[int, ...]:
         rows = self.rows("select line, open from entry where seq = ?", (seq,))
         if not rows:
-            raise NotFound(f"There is no record {seq}.")
+            raise NotFound(f"There is no record {seq}.", next=LISTED)
         inside = self._lock._is_owned()  # type: ignore[attr-defined]
         going = {pair for row in self._chain.rows if inside for pair in row.entry.places if row.entry.kind == REDACTED}
         return tuple([place for place in present(rows[0][1], read(rows[0][0]).c) if (seq, place) not in going])
@@ -1852,10 +1892,10 @@ class SqliteLog:
         """Of the file and its -wal."""
         return _size(self._main) + _size(self._wal)
 
-    def room(self) -> tuple[int, int]:
-        """Bytes of the file and its -wal, and how many of the file's are free pages."""
+    def room(self) -> Room:
+        """How large the files are."""
         free = self.rows("pragma freelist_count", ())[0][0]
-        return self.bytes(), free * self.rows("pragma page_size", ())[0][0]
+        return Room(self.bytes(), _size(self._wal), free * self.rows("pragma page_size", ())[0][0])
 
     def _shrinks(self, pages: int) -> bool:
         """One piece: move that many pages from the end of the file into its holes, and cut it off. False: there are no
@@ -1995,7 +2035,7 @@ class SqliteLog:
                 block = file.xRead(min(PAGES_READ, pages - first) * PAGE_SIZE, first * PAGE_SIZE)
                 for place in range(0, len(block), PAGE_SIZE):
                     number = first + place // PAGE_SIZE
-                    if suspect(block[place : place + PAGE_SIZE], not number):
+                    if not mapped(number) and suspect(block[place : place + PAGE_SIZE], not number):
                         found.append(number)
         finally:
             file.xClose()
@@ -2017,6 +2057,10 @@ class SqliteLog:
         with self._holding():
             if not self._chain.keeping.unfinished:
                 return Erasure(True)
+        return self.pinned()
+
+    def pinned(self) -> Erasure:
+        """Who reads, or writes, at this moment, and so keeps the -wal from being emptied."""
         file = _inode(self._main + b"-shm")
         if _statx is None or len(file) != 16:
             return Erasure(False, (), told=False)
@@ -2073,10 +2117,18 @@ def _compacts(db: Any, log: Any, entry: Entry) -> None:
     taken = gaps.examine(log, entry.runs, log._anchored)
     if len(taken.hashes) != entry.count:
         raise Illegal(f"{entry.kind} removes {len(taken.hashes)} records and says {entry.count}.")
+    _drop_keys(db, log, taken.firsts)
     gaps.remove(db, entry.runs, taken, log._remembered | {copy.size for copy in log.keeping.copies})
     db.run("delete from memo")
     log._write_memo()
     log._checkpoint_at = 0  # directly after the commit: the file is to become smaller, and not its -wal larger
+
+
+def _drop_keys(db: Any, log: Any, firsts: Iterable[int]) -> None:
+    """No key is left under the id of a saga that was forgotten: another one by that id had one, until it went too."""
+    if log.keeping.forgotten and db.one("select count(*) from sqlite_schema where name = 'datakey'"):
+        sagas = {saga for first in firsts for (saga,) in db.run("select saga from saga where first = ?", (first,))}
+        db.many("delete from datakey where saga = ?", [(saga,) for saga in sagas.intersection(log.keeping.forgotten)])
 
 
 ACTS[COMPACTED] = _compacts

@@ -24,6 +24,7 @@ from .errors import Malformed, YouErred
 from .note import COSIGNATURE, ED25519, BadSignature, Checkpoint, Key
 
 LINES_MAX = 1000
+POLICY_MAX = 1 << 20
 
 
 class Brought(NamedTuple):
@@ -99,7 +100,11 @@ class Policy(NamedTuple):
 def read_policy(path: Path) -> Policy:
     """A policy from its file. Raises YouErred (`bad_policy`)."""
     try:
-        text = path.read_text(encoding="utf-8")
+        with open(path, "rb") as file:
+            data = file.read(POLICY_MAX + 1)
+        if len(data) > POLICY_MAX:
+            raise _bad_policy(f"The policy {path} is larger than {POLICY_MAX >> 20} MiB.")
+        text = data.decode("utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise _bad_policy(f"The policy {path} cannot be read ({error}).") from None
     return parse_policy(text)

@@ -60,6 +60,7 @@ class Book:
         self.reviewed: set[int] = set()
         self.drifts: dict[int, tuple[int, str, int]] = {}
         self.claims: list[tuple[int, int, str, int]] = []
+        self.later: dict[int, int] = {}  # a place that was taken over -> by which announcement
         self.moves = 0
         self.runs: list[list[int]] = []
         self.removals: list[dict[str, Any]] = []
@@ -102,16 +103,23 @@ class Book:
             if e["out"] == "drift":
                 self.drifts[e["ref"]] = (e["seq"], e.get("of", ""), e.get("step", 0))
                 return
-            if e["out"] == "confirmed" and e["ref"] in self.places:
-                name, number = self.places[e["ref"]]
+            place = self.now(e["ref"])
+            if e["out"] == "confirmed" and place in self.places:
+                name, number = self.places[place]
                 saga, step = self.sagas[name], self.sagas[name].steps[number]
-                if saga.ended and step.place == e["ref"] and self.fate(saga, step) == "lost_then_failed":
+                if saga.ended and step.place == place and self.fate(saga, step) == "lost_then_failed":
                     step.basis = "probe"
             if e["out"] == "confirmed" or (e["out"] == "accepted" and "c" in e):
                 self.drifts.pop(e["ref"], None)
         elif kind == "compaction.made":
             self.removals.append(e)
             self.runs += e["runs"]
+
+    def now(self, ref: int) -> int:
+        """Where the effect of a place counts: with whoever took it over last."""
+        while self.later.get(ref, 0) > ref:
+            ref = self.later[ref]
+        return ref
 
     def saga_fact(self, saga: Piece, e: dict[str, Any]) -> None:
         kind = e["kind"]
@@ -220,6 +228,7 @@ class Book:
         lost = e["out"] == "unknown"
         if e.get("ref"):
             self.claims.append((e["ref"], e["seq"], e["saga"], e["step"]))
+            self.later[e["ref"]] = e["seq"]
             name, number = self.places.get(e["ref"], ("", 0))
             if name and self.sagas[name].steps[number].place == e["ref"]:
                 old = self.sagas[name]
@@ -289,7 +298,7 @@ class Book:
             if going:
                 found.append((min(going)[0], name, min(going)[1], "running"))
         gone = {place for low, high in self.runs for place in range(low, high + 1)}
-        found += [(*self.drifts[ref], "drift") for ref in self.drifts if ref in counted]
+        found += [(*self.drifts[ref], "drift") for ref in self.drifts if self.now(ref) in counted]
         for ref, seq, name, number in self.claims:
             if ref not in self.places and ref not in gone:
                 found.append((seq, name, number, "nowhere"))

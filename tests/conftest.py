@@ -84,6 +84,7 @@ def _own_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]
     monkeypatch.setenv("AMENDS_HOME", str(tmp_path / "home"))
     monkeypatch.setenv("AMENDS_ANCHORS", str(tmp_path / "anchors"))
     yield
+    CURRENT.set(None)  # a saga that a test left open is not the next one's
     found = touched()
     assert not found, f"this test (or one beside it) touched the platform's default home: {found}"
 

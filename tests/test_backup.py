@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextvars
 import json
 import os
 import random
@@ -19,6 +20,7 @@ from click.testing import CliRunner, Result
 
 from amends import COMPENSABLE, AgentKit, Compensation
 from amends.cli.main import main
+from amends.store import backup as store_backup
 from amends.store.audit import verify
 from amends.store.errors import HomeRefused
 from amends.store.home import Home
@@ -137,6 +139,27 @@ def test_keys_are_in_a_backup_only_where_they_were_asked_for(home: Path, tmp_pat
 
 
 @pytest.mark.promise("14.1")
+@pytest.mark.parametrize("keys", [(), ("--with-keys",)])
+def test_a_backup_of_a_sealed_log_is_a_sound_one_also_without_keys(
+    home: Path, tmp_path: Path, keys: tuple[str, ...]
+) -> None:
+    key = tmp_path / "owner.key"
+    asked("--home", home, "seal", "--new-key", key, "--by", "ann")
+    told = asked("--home", home, "backup", tmp_path / "copy.tar", "--key", f"file:{key}", *keys)
+    assert (told["verdict"], told["keys"]) == ("INTACT", bool(keys))
+
+
+@pytest.mark.promise("14.1")
+def test_who_verifies_a_backup_as_it_is_hears_what_can_be_verified(home: Path, tmp_path: Path) -> None:
+    asked("--home", home, "backup", tmp_path / "copy.tar")
+    asked("--home", tmp_path / "copy.tar", "verify", code=2)
+    over = asked("--home", tmp_path / "copy.tar", "restore", tmp_path / "copy.tar", code=2)
+    assert over["error"]["code"] == "exists"
+    said = call("verify", tmp_path / "copy.tar")
+    assert said.exit_code == 7 and "amends restore" in said.output
+
+
+@pytest.mark.promise("14.1")
 def test_a_backup_is_recorded_by_what_names_it(home: Path, tmp_path: Path) -> None:
     document = asked("backup", tmp_path / "copy.tar", "--by", "Ann")
     log = open_log(home, _view(), write=False)
@@ -177,7 +200,7 @@ def test_a_restored_home_is_read_at_once_and_written_only_as_a_new_incarnation(
 @pytest.mark.promise("14.1")
 def test_what_was_open_when_it_was_copied_is_for_a_person_to_decide(tmp_path: Path) -> None:
     kit = AgentKit("agent", home=tmp_path / "home")
-    saga = kit.transaction(id="half").__enter__()
+    saga = contextvars.Context().run(kit.transaction(id="half").__enter__)
     saga.execute("pay.charge", charge, {"amount": 1}, semantics=COMPENSABLE, undo=Compensation(refund, {"amount": 1}))
     log = kit.log
     assert isinstance(log, SqliteLog)
@@ -312,3 +335,78 @@ def test_who_and_why_belong_together(home: Path, tmp_path: Path) -> None:
     asked("backup", tmp_path / "copy.tar")
     assert call("restore", tmp_path / "copy.tar", "--by", "Ann", "--home", tmp_path / "new").exit_code == 2
     assert not Home(tmp_path / "new").exists()
+
+
+KILLED = """
+import os, signal, sys
+from pathlib import Path
+from amends.store import backup
+from amends.store.home import Home
+left, copy = int(sys.argv[1]), backup._copy
+def killed(*args):
+    global left
+    left -= 1
+    if left < 0:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return copy(*args)
+backup._copy = killed
+backup.restore(Path(sys.argv[2]), Home(Path(sys.argv[3])))
+"""
+
+
+@pytest.mark.promise("14.1")
+@pytest.mark.parametrize("whole", range(5))
+def test_a_restore_that_is_killed_leaves_no_home_that_anybody_goes_on_with(
+    whole: int, home: Path, tmp_path: Path
+) -> None:
+    """It could be adopted, without the policy that came last, and its agents ran without their limits."""
+    for name in ("config.toml", "policy.toml"):
+        (home / name).write_text("version = 1\n" if name == "policy.toml" else "")
+    asked("--home", home, "backup", tmp_path / "b.tar", "--with-keys")
+    half = tmp_path / "half"
+    done = subprocess.run([sys.executable, "-c", KILLED, str(whole), str(tmp_path / "b.tar"), str(half)])
+    assert done.returncode == -signal.SIGKILL and not (half / "policy.toml").exists()
+    os.environ["AMENDS_ANCHORS"] = str(tmp_path / "elsewhere")
+    for words in (["init"], ["init", "--adopt", "--by", "Ann", "--reason", "it was lost"]):
+        error = asked("--home", half, *words, code=4)["error"]
+        assert error["code"] == "half_restored" and "again" in error["next"], error
+    with pytest.raises(HomeRefused):
+        AgentKit("agent", home=half)
+    assert asked("--home", half, "restore", tmp_path / "b.tar", code=4)["error"]["code"] == "half_restored"
+    shutil.rmtree(half)
+    asked("--home", half, "restore", tmp_path / "b.tar", "--by", "Ann", "--reason", "it was lost")
+    assert (half / "policy.toml").exists() and verify(half).verdict == "INTACT"
+
+
+@pytest.mark.promise("14.1")
+def test_settings_that_change_while_a_backup_is_made_do_not_spoil_it(
+    home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (home / "config.toml").write_text("# as it was\n")
+    write = store_backup._write
+
+    def changed(*args: Any) -> None:
+        (home / "config.toml").write_text("# somebody has just changed it, and it is longer\n")
+        write(*args)
+
+    monkeypatch.setattr(store_backup, "_write", changed)
+    asked("--home", home, "backup", tmp_path / "b.tar")
+    asked("--home", tmp_path / "other", "restore", tmp_path / "b.tar")
+    assert (tmp_path / "other" / "config.toml").read_text() == "# as it was\n"
+
+
+@pytest.mark.promise("14.1")
+def test_certificates_that_removed_records_count_by_go_along(home: Path, tmp_path: Path) -> None:
+    (home / "certificates").mkdir()
+    name = "certificates/" + "ab" * 32 + ".json"
+    (home / name).write_text("{}")
+    (home / "certificates" / "notes.txt").write_text("mine")
+    asked("backup", tmp_path / "copy.tar")
+    asked("restore", tmp_path / "copy.tar", "--home", tmp_path / "new")
+    assert [path.name for path in (tmp_path / "new" / "certificates").iterdir()] == [name.partition("/")[2]]
+
+
+def test_what_is_no_file_is_no_backup(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    for path in ("pipe", "nothing", "."):
+        assert asked("restore", tmp_path / path, "--home", tmp_path / "new", code=2)["error"]["code"] == "no_file"

@@ -228,6 +228,25 @@ RULES: list[tuple[str, str, Sequence[Fact], str]] = [
     ("drift, and all is well again", "",
      [opened(), intended(), DONE, COMMITTED, of("effect.observed", 1, "", ref=2, out="drift"),
       of("effect.observed", 1, "", ref=2, out="confirmed")], "committed"),
+    ("drift of what went on in another saga", "drift",
+     [opened(), intended(), DONE, CONTINUED, opened("b"), carried(2), COMMITTED | {"saga": "b"},
+      of("effect.observed", 1, "", ref=2, out="drift")], "committed carried"),
+    ("drift of what was undone later on", "drift",
+     [opened(), intended(), DONE, COMMITTED, opened("b"), carried(2), UNWINDS | {"saga": "b"}, UNDO | {"saga": "b"},
+      BACK | {"saga": "b"}, UNDONE | {"saga": "b"}, of("effect.observed", 1, "", ref=2, out="drift")],
+     "compensated carried"),
+    ("drift, and undone since, and nobody has looked again", "drift",
+     [opened(), intended(), DONE, COMMITTED, of("effect.observed", 1, "", ref=2, out="drift"), opened("b"), carried(2),
+      UNWINDS | {"saga": "b"}, UNDO | {"saga": "b"}, BACK | {"saga": "b"}, UNDONE | {"saga": "b"}],
+     "compensated carried"),
+    ("drift of what was taken over twice, and all is well again", "",
+     [opened(), intended(), DONE, CONTINUED, opened("b"), carried(2), CONTINUED | {"saga": "b"}, opened("c"),
+      carried(6, "c"), COMMITTED | {"saga": "c"}, of("effect.observed", 1, "", ref=2, out="drift"),
+      of("effect.observed", 1, "", ref=2, out="confirmed")], "committed carried"),
+    ("drift of what was taken over twice", "drift",
+     [opened(), intended(), DONE, CONTINUED, opened("b"), carried(2), CONTINUED | {"saga": "b"}, opened("c"),
+      carried(6, "c"), COMMITTED | {"saga": "c"}, of("effect.observed", 1, "", ref=2, out="drift")],
+     "committed carried"),
     ("lost, failed, and the world was asked", "",
      [opened(), intended(), LOST, intended(), FAILED, UNWINDS, UNDONE,
       of("effect.observed", 1, "", ref=4, out="confirmed")], "not_happened by_probe"),
@@ -531,6 +550,14 @@ def test_a_page_says_what_is_claimed_and_what_is_not(home: Path, tmp_path: Path,
     for words in (told["log"]["root"], told["id"], "902(13)", "not legal advice", *told["not_claimed"]):
         assert words in page
     assert "src=" not in page and "href=" not in page and "<script" not in page
+
+
+def test_where_the_page_went_is_said_and_other_endings_are_refused(home: Path, tmp_path: Path) -> None:
+    code, said = amends("--home", home, "certify", "--page", tmp_path / "page.html")
+    assert code == 0 and f"The page for people is {tmp_path / 'page.html'}." in said
+    assert "<li></li>" not in (tmp_path / "page.html").read_text()
+    code, said = amends("--home", home, "certify", "--page", tmp_path / "page.pdf", "--json")
+    assert (code, json.loads(said)["error"]["code"]) == (2, "usage") and not (tmp_path / "page.pdf").exists()
 
 
 def test_a_page_cannot_be_written_by_what_it_tells_of() -> None:

@@ -18,7 +18,7 @@ import pytest
 
 from amends.runtime import channels
 from amends.runtime.channels import Channel, Message, address_flaw, send, unready
-from amends.runtime.config_file import BadConfig, Config, current, load
+from amends.runtime.config_file import BadConfig, Config, Retention, current, load, retention_of
 
 EVIL = "<!channel> [x](https://evil) `@everyone` **b** \u202e\x1b[2J &"
 SAID = Message(
@@ -447,8 +447,10 @@ def test_every_key_is_read(tmp_path: Path) -> None:
 
 def test_what_the_guide_shows_is_read(tmp_path: Path) -> None:
     guide = (Path(__file__).parents[1] / "runtime" / "GUIDE.md").read_text(encoding="utf-8")
-    [shown] = [part.split("```")[0] for part in guide.split("```toml config.toml\n")[1:]]
-    assert [channel.name for channel in load(written(tmp_path, shown)).channels] == ["ops", "pager"]
+    told, kept = (part.split("```")[0] for part in guide.split("```toml config.toml\n")[1:])
+    assert [channel.name for channel in load(written(tmp_path, told)).channels] == ["ops", "pager"]
+    assert load(written(tmp_path, kept)).channels == ()
+    assert retention_of(written(tmp_path, kept)) == Retention(90 * 86_400_000, True, 2_000_000_000)
 
 
 def test_no_file_tells_nobody(tmp_path: Path) -> None:

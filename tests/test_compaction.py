@@ -723,3 +723,64 @@ def test_an_overlay_removes_nothing(tmp_path: Path) -> None:
         pressed(Overlay(log), names)
     assert len(seqs(log)) == log.size
     log.close()
+
+
+# ---- what is said about a saga outside of it ------------------------------------------------------------------------
+
+
+def about(kind: str, **fields: Any) -> Draft:
+    return Draft(kind, fields, up=True)
+
+
+@pytest.mark.promise("6.4")
+def test_what_is_about_a_saga_and_nothing_else_goes_with_it_whatever_its_kind(log: Any) -> None:
+    ask, other = "a" * 64, "b" * 64
+    step = Draft("step.asked", {"saga": "one", "step": 1, "request": ask})
+    log.commit(facts(opened("one"), step, opened("two"), Draft("step.asked", {"saga": "two", "request": other})))
+    [vote] = log.commit(facts(about("vote.cast", of="one", request=ask)))
+    log.commit(facts(ended("one"), ended("two")))
+    gone = [about("new.kind", of="one"), about("told.more", request=ask), about("looked.at", ref=vote.seq)]
+    places = {vote.seq} | {log.commit(facts(draft))[0].seq for draft in gone}
+    places.add(log.commit(facts(about("of.that", ref=max(places))))[0].seq)
+    stays = [
+        about("vote.cast", of="two", request=other), about("vote.cast", of="one", request=other),
+        about("other", of="two"), about("hold.placed", target="two"), about("key.said", of="one"),
+        about("switch.said", ref=vote.seq), about("by.place", ref=step_of(log, "two")), about("none"),
+    ]  # fmt: skip
+    log.commit(facts(*stays))
+    names = filled(log, 4)
+    log.settle()
+    for draft in stays:
+        place = next(r.entry.seq for r in log.records() if r.entry.kind == draft.kind and fits(r.entry, draft))
+        with pytest.raises(Refused) as refused:
+            gaps.examine(log, runs_of(sorted(own(log, "one") | {vote.seq, place})), log.anchored())
+        assert refused.value.code == "no_saga", draft.kind
+    before, going = set(seqs(log)), places | own(log, "one") | own(log, names[0])
+    done = pressed(log, ["one", names[0]])
+    assert done.left == [] and before - set(seqs(log)) == going and done.entries == len(going)
+
+
+def fits(entry: Any, draft: Draft) -> bool:
+    return all(getattr(entry, name) == value for name, value in draft.fields.items())
+
+
+def own(log: Any, name: str) -> set[int]:
+    return {record.entry.seq for record in log.thread(name)}
+
+
+def step_of(log: Any, name: str) -> int:
+    return int(log.thread(name)[1].entry.seq)
+
+
+@pytest.mark.promise("6.4")
+@pytest.mark.parametrize("link", ["parent", "of"])
+def test_a_hold_on_a_saga_covers_what_is_inside_it_and_follows_it(log: Any, link: str) -> None:
+    log.commit(facts(opened("outer"), Draft("saga.opened", {"saga": "inner", link: "outer"}), ended("inner")))
+    log.commit(facts(ended("outer")))
+    names = filled(log, 4)
+    [hold] = log.commit(facts(about("hold.placed", target="outer")))
+    with pytest.raises(Refused) as refused:
+        pressed(log, ["inner", names[0]])
+    assert refused.value.code == "held" and own(log, "inner") and own(log, names[0])
+    log.commit(facts(about("hold.lifted", ref=hold.seq)))
+    assert pressed(log, ["inner"]).sagas == 1

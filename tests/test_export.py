@@ -27,7 +27,7 @@ from amends.runtime import dumps
 from amends.runtime.state import State
 from amends.store import bundle, note, signify
 from amends.store.audit import verify
-from amends.store.bundled import BundleEvidence
+from amends.store.bundle_evidence import BundleEvidence
 from amends.store.compact import compact
 from amends.store.entry import leaf
 from amends.store.errors import Refused
@@ -600,7 +600,7 @@ def test_a_tile_is_named_in_threes() -> None:
 _PEAK = """
 import resource, sys
 from pathlib import Path
-from amends.store.bundled import BundleEvidence
+from amends.store.bundle_evidence import BundleEvidence
 from amends.cli.main import main
 home, out = sys.argv[1:]
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss

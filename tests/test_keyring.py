@@ -634,6 +634,22 @@ def test_nobody_else_stops_a_recovery(who: str) -> None:
     assert story.ring.recovery is not None
 
 
+@pytest.mark.promise("6.4")
+def test_a_vote_without_which_a_recovery_would_have_come_into_force_is_told_from_others() -> None:
+    story = Story()
+    story.vote(BOB)
+    before = story.votes[-1].seq
+    assert keyring.same_without(story.history, {before}), "nobody recovers anything"
+    begun = lost(story)
+    story.vote(BOB, request="b" * 64)
+    stops = story.votes[-1].seq
+    story.say("recovered", NEW, of=(begun.digest,), after_ms=72 * HOUR_MS)  # all the same
+    story.vote(BOB, request="c" * 64)
+    assert ids(ADA, BOB) <= story.ring.credentials.keys()
+    assert keyring.same_without(story.history, {before})
+    assert not keyring.same_without(story.history, {stops})
+
+
 @pytest.mark.promise("3.6")
 def test_an_unsigned_vote_in_the_name_of_a_key_stops_no_recovery() -> None:
     story = Story()

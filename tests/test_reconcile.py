@@ -108,6 +108,7 @@ def test_what_is_deleted_behind_the_logs_back_is_drift_and_restored_it_is_confir
     assert [step["drift"] for step in told(shop, "show", "order-1")["steps"]] == ["missing", None]
     [row] = told(shop, "ps")
     assert (row["drift"], row["clean"]) == (1, False)
+    assert "0, 1 drift" in shop.amends("ps").stdout
     assert "drift: step 1 shop.charge" in shop.amends("show", "order-1").stdout
 
     shop.ledger.effects[:] = before

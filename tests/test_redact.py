@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextvars
 import json
 import os
 import random
@@ -22,14 +23,14 @@ from powerloss import ANYTHING, EVERYTHING, NOTHING, Disk, die, under
 from test_sqlite import make
 from world import eventually
 
-from amends import COMPENSABLE, AgentKit, Compensation, Refused, compensator, saga_scope
+from amends import COMPENSABLE, IRREVERSIBLE, AgentKit, Compensation, Refused, compensator, saga_scope
 from amends.cli.main import main
 from amends.runtime.daemon import Watch
 from amends.runtime.state import State
 from amends.store import pages, pins, redact, seal, sealing, sqlite
 from amends.store.audit import verify
 from amends.store.chain import Draft
-from amends.store.errors import AmendsError, BadValue, NotFound
+from amends.store.errors import AmendsError, BadValue, Malformed, NotFound
 from amends.store.home import Home
 from amends.store.identity import open_log
 from amends.store.keeping import EVERYTHING as ALL
@@ -188,7 +189,10 @@ def test_only_the_unused_room_of_a_page_is_cleaned() -> None:
     page[100:106] = b"secret"
     clean = pages.cleaned(bytes(page))
     assert clean is not None and b"secret" not in clean and clean[4080:] == cells and clean[:12] == page[:12]
-    assert pages.cleaned(b"\x05" + bytes(page[1:])) is None, "not a leaf of a table"
+    assert pages.cleaned(b"\x05" + bytes(page[1:])) is None, "an inner page of a table holds no rows"
+    inner = b"\x02" + bytes(page[1:8]) + b"\0\0\0\7" + bytes(page[8:12]) + bytes(page[16:])
+    assert (pages.cleaned(b"\x0a" + bytes(page[1:])) or b"")[1:] == clean[1:]
+    assert b"secret" not in (pages.cleaned(inner) or inner) and (pages.cleaned(inner) or b"")[:16] == inner[:16]
     page[5:7] = b"\xff\xff"
     assert pages.cleaned(bytes(page)) is None and pages.suspect(bytes(page)), (
         "nonsense is left alone, and looked at again"
@@ -196,6 +200,34 @@ def test_only_the_unused_room_of_a_page_is_cleaned() -> None:
 
 
 # ---- choosing --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.promise("6.3")
+def test_what_people_were_asked_about_is_found_by_its_fields_too(kit: AgentKit) -> None:
+    """The text of a request repeats the arguments. `done` was said while the address stood in there."""
+    odd = "Zoe\u0308"
+    asked, answer = threading.Event(), []
+
+    def say_yes() -> None:
+        while not answer:
+            for item in kit.inbox():
+                answer.append(item["id"])
+                kit.approve(item["id"], by="Ann")
+            asked.wait(0.02)
+
+    threading.Thread(target=say_yes, daemon=True).start()
+    with saga_scope("mail", kit=kit) as made:
+        given = {"email": MAIL, "to": {"name": odd, odd: 1.5}}
+        made.execute("mail.send", lambda email, to: 1, given, semantics=IRREVERSIBLE)
+    kit.log.flush()
+    found = list(openings_of(kit.log, kit.log.thread(kit.log.sagas()[0].saga)))
+    requests = [one for one in found if "request" in (one.fields or {})]
+    assert len(requests) == 1 and MAIL in requests[0].fields["request"]
+    for fields, conditions in (["email"], []), (["args.email"], []), ([], [f"email={MAIL}"]), ([], ["email~ZELDA"]), (
+        [odd], []), ([], [f"name={odd}"]), ([], [f"{odd}=1.5"]):  # fmt: skip
+        choice = choose(found, fields, [where(text) for text in conditions])
+        assert requests[0] in choice.gone, (fields, conditions)
+    assert choose(found, ["nothing"]).gone == []
 
 
 @pytest.mark.promise("6.3")
@@ -337,6 +369,14 @@ def test_an_opening_that_no_record_explains_is_not_explained_afterwards(kit: Age
     with pytest.raises(Refused) as caught:
         redact.redact(kit.log, [(seq, place)], basis="GDPR-17", by="Ada")
     assert caught.value.code == "opening_missing"
+
+
+@pytest.mark.promise("6.3")
+def test_what_was_altered_is_said_to_be_and_is_not_taken_for_an_opening(kit: AgentKit) -> None:
+    record = next(record for record in kit.log.thread(order(kit)) if record.blob)
+    with pytest.raises(Malformed) as refused:
+        list(openings_of(kit.log, [record._replace(blob=record.blob.replace(b"PIN", b"NIP") + b"[]\n")]))
+    assert refused.value.facts["finding"] == "E_OPENING"
 
 
 def test_more_openings_than_a_fact_holds_are_several_facts(kit: AgentKit, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -647,6 +687,36 @@ def test_who_holds_a_lock_is_read_from_what_linux_lists() -> None:
 
 def run(home: Path, *words: str) -> Result:
     return CliRunner().invoke(main, ["--home", str(home), *words], prog_name="amends")
+
+
+@pytest.mark.promise("6.3")
+def test_one_person_is_taken_out_of_every_saga_but_those_that_wait(kit: AgentKit, tmp_path: Path) -> None:
+    """Open and held ones are named, and everything of others stays."""
+    home = tmp_path / "home"
+    for n in range(3):
+        order(kit, f"order-{n}")
+    with saga_scope("other", kit=kit) as made:
+        made.execute("pay", lambda to: 1, {"to": "bob@example.org"}, semantics="REVERSIBLE")
+    run(home, "hold", "order-1", "--by", "Ada", "--reason", "a court asked for it")
+    going = saga_scope("going", kit=kit)
+    contextvars.Context().run(going.__enter__).execute(
+        "pay", lambda to: 1, {"to": MAIL}, semantics=COMPENSABLE, undo=Compensation(handler="x")
+    )
+    said = run(home, "redact", "--all", "--where", f"to={MAIL}", "--basis", "GDPR-17", "--by", "Ada", "--json")
+    assert said.exit_code == 0, said.output
+    told = json.loads(said.stdout)
+    assert {(one["saga"], one["why"]) for one in told["left"]} == {("going", "saga_open"), ("order-1", "held")}
+    hidden = {kit.engine.hide(f"order-{n}") for n in (0, 2)}
+    assert {one["saga"] for one in told["openings"]} == hidden
+    kit.log.refresh()
+    for name, there in (("order-0", False), ("order-1", True), ("order-2", False), ("going", True)):
+        held = b"".join(r.blob or b"" for r in kit.log.thread(kit.engine.hide(name)) if r.entry.kind == "step.intended")
+        assert (f'"to":"{MAIL}"'.encode() in held) is there, name
+    assert any(b"bob@example.org" in (r.blob or b"") for r in kit.log.records())
+    again = run(home, "redact", "--all", "--where", "to=nobody", "--basis", "GDPR-17", "--by", "Ada", "--json")
+    assert (again.exit_code, json.loads(again.stdout)["records"]) == (0, [])
+    for words in (("--all",), ("order-0", "--all", "--field", "to")):
+        assert run(home, "redact", *words, "--basis", "GDPR-17", "--by", "Ada").exit_code == 2
 
 
 @pytest.mark.promise("6.3", "12")

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import base64
 import contextvars
+import errno
 import json
 import os
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -170,7 +173,7 @@ def test_what_is_needed_stays_with_the_reason(later: Later, tmp_path: Path, why:
     )
     kit = AgentKit("agent", home=tmp_path / "home", gate=gate)
     if why == retention.OPEN:
-        kit.transaction(id="kept").__enter__().execute(
+        contextvars.Context().run(kit.transaction(id="kept").__enter__).execute(
             "pay.charge", charge, {"amount": 1}, semantics=COMPENSABLE, undo=Compensation(refund, {"amount": 1})
         )
     elif why == retention.UNACCOUNTED:
@@ -233,6 +236,66 @@ def test_doctor_says_how_the_log_grows_and_what_retention_would_free(aged: Path)
     assert any("retention 90 d: 2 records" in text for text in told) and any("(backup)" in text for text in told), told
 
 
+@pytest.mark.promise("14.3")
+def test_doctor_names_who_keeps_the_wal_from_being_used_anew(aged: Path) -> None:
+    script = (
+        "import sys, apsw\n"
+        "db = apsw.Connection(sys.argv[1])\n"
+        "db.cursor().execute('begin').execute('select * from entry').fetchone()\n"
+        "print('reading', flush=True)\n"
+        "sys.stdin.read()\n"
+    )
+    reader = subprocess.Popen(
+        [sys.executable, "-c", script, aged / "amends.db"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    assert reader.stdout is not None and reader.stdout.readline() == "reading\n"
+    try:
+        told = [check["text"] for check in asked("doctor", code=asked_code("doctor"))["checks"]]
+        assert any(f"pid {reader.pid} " in text for text in told), told
+    finally:
+        reader.communicate("")
+    told = [check["text"] for check in asked("doctor", code=asked_code("doctor"))["checks"]]
+    assert not any(f"pid {reader.pid} " in text for text in told)
+
+
+@pytest.mark.promise("6.4")
+def test_a_compaction_that_a_reader_holds_up_is_not_done_when_it_is_asked_for_again(aged: Path) -> None:
+    script = (
+        "import sys, apsw\n"
+        "db = apsw.Connection(sys.argv[1])\n"
+        "db.cursor().execute('begin').execute('select * from entry').fetchone()\n"
+        "print('reading', flush=True)\n"
+        "sys.stdin.read()\n"
+    )
+    reader = subprocess.Popen(
+        [sys.executable, "-c", script, aged / "amends.db"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    assert reader.stdout is not None and reader.stdout.readline() == "reading\n"
+    try:
+        assert asked("compact", "--by", "Ann", code=3)["removed_sagas"] == 100
+        again = asked("compact", "--by", "Ann", code=3)
+        assert (again["removed"], again["state"]) == (0, "erasing")
+    finally:
+        reader.communicate("")
+    assert asked("compact", "--by", "Ann")["state"] == "done"
+    with AgentKit("agent", home=aged) as kit:
+        assert kit.log.room().free == 0  # the room that it held up is given back
+
+
+@pytest.mark.promise("14.3")
+def test_on_a_full_disk_the_certificate_takes_the_reserve(aged: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    reserve, keep = aged / "reserve", retention.keep
+    reserve.write_bytes(b"room")
+
+    def full(*words: Any) -> Path:
+        if reserve.exists():
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return keep(*words)
+
+    monkeypatch.setattr(retention, "keep", full)
+    assert asked("compact", "--by", "Ann")["removed_sagas"] == 100
+
+
 def asked_code(*words: str) -> int:
     return call(*words, "--json").exit_code
 
@@ -280,3 +343,30 @@ def test_too_short_a_retention_is_refused(aged: Path) -> None:
         finally:
             kit.close()
     assert asked("compact", "--keep", "soon", "--by", "Ann", code=2)["error"]["code"] == "bad_retention"
+
+
+@pytest.mark.promise("6.4")
+@pytest.mark.promise("6.5")
+def test_a_name_that_was_forgotten_and_removed_is_taken_again_and_forgotten_again(
+    later: Later, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The log was called tampered, since a key of that name was there, and the second saga could not be forgotten."""
+    monkeypatch.setenv("OWN", base64.b64encode(bytes(range(32))).decode())
+    monkeypatch.setenv("AMENDS_SEAL_KEY", "env:OWN")
+    kit = AgentKit("agent", home=tmp_path / "home")
+    asked("seal", "--key", "env:OWN", "--by", "Ann")
+    for turn in range(3):
+        pay(kit, "again")
+        if turn != 1:
+            assert asked("forget", "again", "--by", "Ann", "--reason", "asked")["forgotten"]
+            assert asked("forget", "again", "--by", "Ann", "--reason", "asked", code=6)["error"]["code"] == "forgotten"
+        work(kit, f"more-{turn}", 70)
+        assert verify(tmp_path / "home", view_factory=State).verdict == "INTACT"
+        later(100)
+        work(kit, f"new-{turn}", 70)
+        assert retention.remove(kit, 90 * DAY, by="Ann").done
+        found = verify(tmp_path / "home", view_factory=State)
+        assert found.verdict == "INTACT", found.findings
+    pay(kit, "again")
+    assert asked("show", "again")["steps"][0]["args"]["amount"] == 10
+    kit.close()

@@ -10,6 +10,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -20,17 +21,17 @@ from click.testing import CliRunner, Result
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from amends import COMPENSABLE, AgentKit, Compensation, compensator, saga_scope
+from amends import COMPENSABLE, AgentKit, Compensation, SagaAborted, compensator, saga_scope
 from amends.cli.main import main
 from amends.runtime import owner_key
 from amends.runtime.adopted import carry_over
 from amends.runtime.config_file import BadConfig, load, seal_key_of, with_seal_key
 from amends.runtime.daemon import sweep
 from amends.runtime.owner_key import NoKey, absolute, make_key_file, owner_from, owner_of
-from amends.store import sealing
+from amends.store import sealing, sqlite
 from amends.store.chain import Draft
 from amends.store.entry import Entry, parse
-from amends.store.errors import AmendsError, Malformed, Refused, SealKey
+from amends.store.errors import AmendsError, DiskFull, Malformed, Refused, SealKey
 from amends.store.facts import HELD
 from amends.store.fold import NoView
 from amends.store.home import Home
@@ -245,6 +246,17 @@ def answer(home: Path, owner: Owner | None, seq: int) -> str:
         return error.code
     finally:
         reader.close()
+
+
+@pytest.mark.promise("6.5")
+def test_a_key_that_another_process_wrapped_anew_a_moment_ago_is_not_altered(sealed: SqliteLog, home: Path) -> None:
+    owners = [KEY]
+    late = open_log(home, NoView(), warn=quiet, owner=lambda: owners[-1])
+    late.refresh()
+    [places, *_] = [saga for saga in cells(home).items() if is_sealed(saga[1])]
+    sealing.rotate(sealed, OTHER, "bob")
+    assert late.record(places[0])[3] == "seal_key_rotated"
+    late.close()
 
 
 @pytest.mark.promise("6.5")
@@ -504,6 +516,19 @@ def test_another_process_forgets_it_too(sealed: SqliteLog, home: Path) -> None:
 
 
 @pytest.mark.promise("6.5")
+@pytest.mark.parametrize("link", ["parent", "of"])
+def test_a_hold_on_a_saga_keeps_the_keys_of_what_is_inside_it_and_follows_it(log: SqliteLog, link: str) -> None:
+    sealing.begin(log, KEY, "ann")
+    said = (b'{"result":"PLAINTEXT inner"}',)
+    log.commit(lambda view, now: [Draft("saga.opened", {"saga": "inner", link: "saga0"}, said)])
+    log.commit(ended("inner"))
+    log.commit(lambda view, now: [Draft(HELD, {"target": "saga0"}, (b'{"by":"ann"}',), True)])
+    with pytest.raises(Refused) as error:
+        sealing.forget(log, ["inner"], "carl", "he asked")
+    assert error.value.code == "held" and log.thread("inner")[0].blob
+
+
+@pytest.mark.promise("6.5")
 def test_forgetting_is_refused_of_what_is_open_held_or_in_plain_text(log: SqliteLog) -> None:
     with pytest.raises(Refused) as error:
         sealing.forget(log, ["saga0"], "carl", "he asked")
@@ -621,6 +646,47 @@ def test_a_command_that_hangs_is_ended(tmp_path: Path, monkeypatch: Any) -> None
         owner_from("command:sleep 60")
 
 
+@pytest.mark.promise("6.5")
+def test_a_command_that_hangs_is_ended_with_what_it_has_started(tmp_path: Path, monkeypatch: Any) -> None:
+    monkeypatch.setattr(owner_key, "COMMAND_S", 0.5)
+    program = write(tmp_path / "hangs", f"#!/bin/sh\nsleep 60 &\necho $! > {tmp_path}/pid\nwait\n", 0o700)
+    with pytest.raises(NoKey, match="was ended"):
+        owner_from(f"command:{program}")
+    pid = int((tmp_path / "pid").read_text())
+    for _ in range(500):  # whoever adopted it reaps it when it likes: a zombie is ended
+        try:
+            if Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z":
+                break
+        except FileNotFoundError:
+            break
+        time.sleep(0.01)
+    else:
+        pytest.fail("what it had started runs on")
+
+
+@pytest.mark.promise("6.5")
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux says how much memory a process took")
+def test_of_a_command_that_prints_without_end_nothing_is_kept() -> None:
+    """Before, all of it was, for ten seconds."""
+    code = (
+        "import resource\nfrom amends.runtime.owner_key import NoKey, owner_from\n"
+        "before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss\n"
+        "try: owner_from('command:yes')\nexcept NoKey as error: print(error)\n"
+        "print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    said, kept = done.stdout.strip().rsplit("\n", 1)
+    assert "more than one line" in said and int(kept) < 20_000, done.stdout
+
+
+@pytest.mark.promise("6.5")
+@pytest.mark.parametrize("kind", ["file", "env", "command", "keyring", "hex", "key"])
+def test_a_key_that_is_given_in_place_of_where_it_lies_is_not_repeated(kind: str) -> None:
+    with pytest.raises(NoKey) as error:
+        owner_from(f"{kind}:{HEX}")
+    assert HEX not in str(error.value) + str(error.value.next) + repr(error.value.facts)
+
+
 def test_the_environment_goes_before_config_and_what_is_said_before_both(tmp_path: Path, monkeypatch: Any) -> None:
     home = Home(tmp_path / "home")
     home.path.mkdir()
@@ -717,6 +783,35 @@ if __name__ == "__main__":
 
 
 @pytest.mark.promise("6.5")
+def test_whoever_has_no_key_may_stop_everything_and_writes_nothing_else(
+    tmp_path: Path, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    key = tmp_path / "key"
+    run("init")
+    run("seal", "--new-key", str(key), "--by", "ann")
+    halted = run("halt", "--by", "bob", "--reason", "it charges twice", "--json")
+    assert json.loads(halted.stdout)["mode"] == "halt" and "cannot be kept" in halted.stderr
+    with AgentKit("agent", home=home, seal_key=f"file:{key}") as kit:
+        [lever] = kit.engine.state.switches.active(kit.log.now())
+        assert not kit.log.record(lever.seq).entry.c, "no opening, and so nothing in plain text"
+        with pytest.raises(SagaAborted) as aborted, kit.transaction(id="x") as saga:
+            saga.execute("pay", lambda: 1, {}, semantics="REVERSIBLE")
+        assert getattr(aborted.value.cause, "code", "") == "halted"
+    assert json.loads(run("status", "--json", code=None).stdout)["switch"] == "HALTED"
+    run("resume", "--by", "bob", "--reason", "it is over")
+    with_key = run("halt", "--by", "bob", "--reason", "once more", "--key", f"file:{key}", "--json")
+    assert "cannot be kept" not in with_key.stderr
+    monkeypatch.setenv("AMENDS_SEAL_KEY", f"file:{key}")
+    [told] = json.loads(run("status", "--json", code=None).stdout)["levers"]
+    assert (told["by"], told["reason"]) == ("bob", "once more")
+    monkeypatch.delenv("AMENDS_SEAL_KEY")
+    for words in (("hold", "--all", "--reason", "r"), ("forget", "x", "--reason", "r"), ("unseal",)):
+        refusal = run(*words, "--by", "bob", "--json", code=3)
+        assert json.loads(refusal.stdout)["error"]["code"] == "seal_key_missing", words
+    assert json.loads(run("verify", "--key", f"file:{key}", "--json").stdout)["verdict"] == "INTACT"
+
+
+@pytest.mark.promise("6.5")
 def test_a_dead_agents_work_is_undone_with_the_key_and_not_without_it(tmp_path: Path, home: Path) -> None:
     agent, ledger, key = tmp_path / "agent.py", tmp_path / "ledger", tmp_path / "key"
     agent.write_text(AGENT)
@@ -738,6 +833,15 @@ def test_a_dead_agents_work_is_undone_with_the_key_and_not_without_it(tmp_path: 
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["recovered"] == ["order-1"] and ledger.read_text() == "ch_PLAINTEXT\n"
     assert in_files(home) == 0
+
+
+@pytest.mark.promise("6.5")
+def test_who_seals_again_with_the_same_key_hears_that_it_is_sealed(tmp_path: Path, home: Path) -> None:
+    key = tmp_path / "key"
+    run("init")
+    run("seal", "--new-key", str(key), "--by", "ann")
+    said = run("seal", "--key", f"file:{key}", "--by", "ann", "--save", "--json", code=6)
+    assert json.loads(said.stdout)["error"]["code"] == "sealed"
 
 
 @pytest.mark.promise("6.5")
@@ -768,6 +872,8 @@ def test_what_cannot_be_read_is_shown_as_sealed_and_said(tmp_path: Path, home: P
     assert "is an older one" in run("show", header, "--key", f"file:{key}").output
     assert SECRET in run("show", "order-1").output
     run("forget", "order-1", "--by", "carl", "--reason", "he asked")
+    shown = json.loads(run("show", "order-1", "--json").stdout)["steps"]
+    assert {step["compensation"]["state"] for step in shown} == {"redacted"}  # nothing is left that undoes it
     assert "it is forgotten" in run("show", "order-1").output
     assert (
         json.loads(run("forget", "order-1", "--by", "carl", "--reason", "x", "--json", code=6).stdout)["error"]["code"]
@@ -931,3 +1037,84 @@ def test_a_daemon_that_runs_meanwhile_finds_the_key_or_ends_in_words(tmp_path: P
     finally:
         seeing.terminate()
         assert seeing.wait(30) == 0
+
+
+@pytest.mark.promise("6.5")
+def test_no_copy_of_a_key_that_was_forgotten_is_left_in_the_room_of_a_page(tmp_path: Path) -> None:
+    """Keys lie in the pages of an index, in whose unused room SQLite leaves whole rows behind, though rarely."""
+    log = open_at(tmp_path / "home", KEY)
+    sealing.begin(log, KEY, "ann")
+    for n in range(20):
+        log.commit(opened(f"saga{n}", SECRET))
+        log.commit(ended(f"saga{n}"))
+    dead = log.wrapped("saga7")
+    assert dead is not None
+    log.truncate()
+
+    def leave_behind(db: Any) -> int:
+        """What a move from page to page leaves: the bytes of a row in the room of a page with keys."""
+        file = log._file(write=True)
+        try:
+            for number in range(1, file.xFileSize() // 4096):
+                page = file.xRead(4096, number * 4096)
+                at = page.find(dead.wrapped)
+                listed, content = 8 + 2 * int.from_bytes(page[3:5], "big"), int.from_bytes(page[5:7], "big")
+                if page[0] == 0x0A and at >= 0 and content - listed > len(dead.wrapped):
+                    file.xWrite(dead.wrapped, number * 4096 + content - len(dead.wrapped))
+                    return number
+        finally:
+            file.xClose()
+        return 0
+
+    assert log.rewrite(leave_behind), "no page had room for it: this test shows nothing"
+    sealing.forget(log, ["saga7"], "ann", "asked")
+    assert log.finish_erasing(2.0).done and log.rows("pragma integrity_check", ()) == [("ok",)]
+    log.close()
+    assert in_files(tmp_path / "home", dead.wrapped[24:]) == 0
+
+
+@pytest.mark.promise("6.5")
+@pytest.mark.parametrize("verb", ["seal", "unseal"])
+def test_a_full_disk_in_the_middle_does_not_make_anybody_throw_the_key_away(
+    verb: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The fact stood, and what was said was that nothing had been written."""
+    log = open_at(tmp_path / "home", KEY)
+    log.commit(opened("saga0", SECRET))
+    log.close()
+    key, source = tmp_path / "key", f"file:{tmp_path / 'key'}"
+    if verb == "unseal":
+        run("seal", "--new-key", str(key), "--by", "ann", "--save")
+
+    def full(*args: Any) -> None:
+        raise DiskFull("No space is left.", next="Free some.")
+
+    monkeypatch.setattr(sealing, "step", full)
+    words = ["--new-key", str(key)] if verb == "seal" else ["--key", source]
+    done = CliRunner().invoke(main, [verb, *words, "--by", "ann", "--json"], prog_name="amends")
+    error = json.loads(done.stdout)["error"]
+    assert done.exit_code == 10 and error["code"] == "disk_full", done.output
+    assert owner_from(source).id in error["message"] and "Record" in error["message"]
+
+
+@pytest.mark.promise("6.5")
+@pytest.mark.parametrize("table", ["sealing", "datakey"])
+def test_a_table_that_is_dropped_between_two_looks_is_no_trouble(log: SqliteLog, home: Path, table: str) -> None:
+    """The log's own thread, or another process, may have sealed or unsealed the last record just then."""
+    sealing.begin(log, KEY, "ann")
+    sealing.finish(log)
+    put_table = f"create table if not exists {table}(origin text, at integer, upto integer)"
+    log.rewrite(lambda db: db.run(put_table))
+    rows, dropped = log.rows, []
+
+    def raced(sql: str, bindings: Any, most: int = 1 << 62) -> Any:
+        found = rows(sql, bindings, most)
+        if "sqlite_schema" in sql and not dropped:
+            dropped.append(log.rewrite(lambda db: db.run(f"drop table {table}")))
+        return found
+
+    log.rows = raced  # type: ignore[method-assign]
+    assert (log.marks() if table == "sealing" else log.wrapped("saga0")) in ([], None)
+    assert dropped
+    del log.rows
+    log.rewrite(lambda db: db.run(sqlite.DATA_KEYS))

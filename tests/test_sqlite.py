@@ -1232,7 +1232,7 @@ def test_with_no_space_left_everything_an_unwinding_writes_is_still_accepted() -
     says |= {"effect.observed", "reconcile.begun", "reconcile.done"}
     left = {kind for kind in KINDS if kind not in OUTCOMES and not kind.startswith((*OUTCOME_FAMILIES, "key."))}
     assert left == begins | takes | says
-    for kind in ("redaction.made", "erasure.done", "hold.placed", "hold.lifted"):
+    for kind in ("redaction.made", "erasure.done", "hold.placed", "hold.lifted", "compaction.made", "copy.made"):
         assert kind.startswith(OUTCOME_FAMILIES), "who must destroy something need not make room first"
 
 

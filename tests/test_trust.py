@@ -196,6 +196,23 @@ def test_what_is_brought_and_demanded_on_the_command_line_decides_the_exit(devic
 
 
 @pytest.mark.promise("6.1")
+@pytest.mark.parametrize("what", ["home", "order.json"])
+def test_whoever_kept_a_note_is_no_witness_of_a_policy(device, what):
+    text, mine = note_of(device / "home")
+    signed = cosign(text[: text.rfind(b"\n\n") + 1], "w0.example", SEEDS[0], 1_700_000_000)
+    (device / "note").write_bytes(text)
+    (device / "cosigned").write_bytes(text + signed)
+    lines = [f"log {vkey(mine.origin, mine.log_key)}", f"witness w0 {WITNESSES[0]}", "quorum w0", ""]
+    (device / "policy").write_text("\n".join(lines))
+    assert run("prove", "order-1", "--out", device / "order.json").exit_code == 0
+    asked = ("verify", device / what, "--require", "witnessed", "--anchor")
+    exit, said = told(*asked, device / "note")
+    assert (exit, said["level"]) == (3, "outside anchor")
+    exit, said = told(*asked, device / "cosigned", "--policy", device / "policy")
+    assert (exit, said["level"]) == (0, "outside anchor"), said
+
+
+@pytest.mark.promise("6.1")
 def test_a_bundle_without_openings_says_so_and_cannot_show_them(device):
     assert run("export", "--out", device / "bundle").exit_code == 0
     exit, said = told("verify", device / "bundle", "--require", "openings")

@@ -21,7 +21,7 @@ would then be headers, and no signature is in a header.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from functools import cache
 from hashlib import sha256
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
@@ -118,6 +118,12 @@ class Keys:
         self.places.append((entry.seq, lived))
         self.events.append(entry.event)
         self.head = sha256("\n".join(sorted(self.events)).encode()).hexdigest()
+
+    def rests_on(self, vote: Entry) -> bool:
+        """Whether what is known of a key rests on this vote: it is its newest, or the one where it had counted
+        furthest."""
+        newest = self.heard.get(vote.credential) == vote.seq
+        return newest or bool(vote.counter and vote.counter == self.counters.get(vote.credential))
 
     def dump(self) -> Any:
         return [self.places, self.events, sorted(self.heard.items()), sorted(self.counters.items())]
@@ -599,6 +605,20 @@ _kept: WeakKeyDictionary[Any, Read] = WeakKeyDictionary()
 def read(log: Log) -> Ring:
     """The ring of a log as last folded, every signature checked. Outside a transaction only: compare `head` inside."""
     return read_all(log).ring
+
+
+def first_recovering(known: History) -> int:
+    """The record of the first recovery that anybody began; FAR if nobody has."""
+    return min((one.seq for one in known.told if one.event.said.kind == "recovering"), default=FAR)
+
+
+def same_without(known: History, votes: Set[int]) -> bool:
+    """Whether the ring would be the same without these votes (by record): one of them may be what stopped a recovery
+    that somebody went on with all the same."""
+    if first_recovering(known) == FAR:
+        return True
+    left = tuple(cast for cast in known.votes() if cast.seq not in votes)
+    return judged(known).ring == judged(known._replace(votes=lambda: left)).ring
 
 
 def read_all(log: Log) -> Read:

@@ -238,7 +238,7 @@ def set_switch(
     target = _resolved(kit, scope_of(scope, mode))
     draft = fact(
         "switch.set",
-        _told(by, reason),
+        *_told(kit, by, reason),
         out=mode,
         target=target,
         within_ms=_milliseconds(seconds),
@@ -253,7 +253,7 @@ def lift(kit: AgentKit, scope: str | None, *, by: str, reason: str) -> list[Set]
     """Lift every lever of a scope (None: all of them) in a person's name; one that has run out is left out. Raises
     NotFound if none holds there."""
     target = None if scope is None else _resolved(kit, scope_of(scope))
-    opening = _told(by, reason)
+    opening = _told(kit, by, reason)
     lifted: list[Set] = []
 
     def decide(state: State, now: Now) -> Sequence[Draft]:
@@ -262,7 +262,7 @@ def lift(kit: AgentKit, scope: str | None, *, by: str, reason: str) -> list[Set]
             for lever in state.switches.active(now)
             if target is None or lever.target == target
         ]
-        return [fact("switch.lifted", opening, ref=each.record, up=True) for each in lifted]
+        return [fact("switch.lifted", *opening, ref=each.record, up=True) for each in lifted]
 
     kit.log.commit(decide)
     if not lifted:
@@ -296,11 +296,13 @@ def typed(kit: AgentKit, target: str) -> str:
         return target
 
 
-def _told(by: str, reason: str) -> bytes:
+def _told(kit: AgentKit, by: str, reason: str) -> tuple[bytes, ...]:
     name = named(by)
     if blank(reason):
         raise BadValue("A lever needs a reason.", next="Pass --reason TEXT.")
-    return body(by=encode(name), reason=encode(reason.strip()))
+    told = body(by=encode(name), reason=encode(reason.strip()))
+    kit.log.refresh()
+    return () if kit.log.shut else (told,)  # to stop things takes no key; who did, and why, cannot be kept then
 
 
 def _milliseconds(seconds: float | None) -> int:

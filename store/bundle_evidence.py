@@ -12,8 +12,7 @@ import base64
 import errno
 import os
 import re
-import stat
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from hashlib import sha256
 from pathlib import Path
 from typing import IO, Any
@@ -37,7 +36,8 @@ from .bundle import (
 )
 from .entry import LINE_MAX, Entry, leaf, parse
 from .errors import AmendsError, Damaged, Malformed, TooNew
-from .evidence import NONE, PLAIN, Stored, Stub
+from .evidence import NONE, PLAIN, Stored, Stub, in_order
+from .home import open_regular
 from .keys import origin_of
 from .merkle import RUN, Peaks
 from .signify import key_files, minisign_holds, signify_holds
@@ -50,6 +50,9 @@ _STUB = re.compile(rb"(0|[1-9]\d{0,15})\t(\d|[1-4]\d)\t([0-9a-f]{64})\n")
 _PLACE = re.compile(rb"(0|[1-9]\d{0,15})\t(\d|[12]\d|3[01])\n")
 _SEALED = re.compile(rb'\[(0|[1-9]\d{0,15}),(\d|[12]\d|3[01]),"([A-Za-z0-9+/=]+)"\]\n')
 _SMALL = 64 * 1024 * 1024
+_MANIFEST = 8 * 1024 * 1024
+"""A manifest of 600 million records has half of that; what is decoded as a whole takes many times its size."""
+_BLOCK = 1 << 20
 _FEW = 20
 """Troubles that are listed of one sort."""
 
@@ -66,9 +69,9 @@ class BundleEvidence:
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = Path(path)
         try:
-            self.manifest: dict[str, Any] = msgspec.json.decode(self._small(MANIFEST))
+            self.manifest: dict[str, Any] = msgspec.json.decode(self._small(MANIFEST, _MANIFEST))
             told = str(self.manifest["format"])
-        except (OSError, msgspec.MsgspecError, UnicodeDecodeError, TypeError, KeyError) as error:
+        except (OSError, msgspec.MsgspecError, UnicodeDecodeError, TypeError, KeyError, RecursionError) as error:
             raise Malformed(f"{path} holds no bundle: manifest.json ({error}).", finding=NAMES) from None
         if told != FORMAT:
             if told.startswith("amends/bundle/"):
@@ -80,6 +83,7 @@ class BundleEvidence:
         self.size: int = size if type(size) is int and 0 <= size <= note.SIZE_MAX else 0
         self.payload: str = payload if payload in PAYLOADS else NONE
         self._troubles: dict[str, list[tuple[str, str]]] = {}
+        self._more: dict[str, int] = {}  # how many beyond those
         self._seen: dict[str, tuple[str, int, int]] = {}
         self._tiles: dict[str, str] | None = None
         self._tally: Tally | None = None
@@ -98,17 +102,12 @@ class BundleEvidence:
 
     def _open(self, name: str) -> IO[bytes]:
         """A regular file of ours; links and devices are not followed. Raises OSError."""
-        flags = os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
-        file = os.fdopen(os.open(self.path / name, flags), "rb")
-        if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
-            file.close()
-            raise OSError(errno.EINVAL, "it is no file", name)
-        return file
+        return open_regular(self.path / name, getattr(os, "O_NOFOLLOW", 0))
 
-    def _small(self, name: str) -> bytes:
+    def _small(self, name: str, most: int = _SMALL) -> bytes:
         with self._open(name) as file:
-            data = file.read(_SMALL + 1)
-        if len(data) > _SMALL:
+            data = file.read(most + 1)
+        if len(data) > most:
             raise OSError(errno.EFBIG, "it is too large", name)
         return data
 
@@ -120,12 +119,15 @@ class BundleEvidence:
         return names
 
     def _lines(self, name: str, most: int) -> Iterator[bytes]:
-        """The lines of a file; one that is too long comes cut, and fails by its hash. What was read to the end is
-        remembered with its SHA-256, bytes and lines."""
+        """The lines of a file; one that is too long comes cut, and is the last. What was read to the end is remembered
+        with its SHA-256, bytes and lines."""
         hash, size, count = sha256(), 0, 0
         try:
             with self._open(name) as file:
                 while line := file.readline(most + 1):
+                    if len(line) > most:
+                        yield line
+                        return
                     hash.update(line)
                     size += len(line)
                     count += line[-1:] == b"\n"
@@ -135,8 +137,29 @@ class BundleEvidence:
             return
         self._seen[name] = (hash.hexdigest(), size, count)
 
+    def _digest(self, name: str) -> None:
+        """Remember a file's SHA-256, bytes and lines, if it was not read yet; lines of any length, or of none."""
+        if name in self._seen:
+            return
+        hash, size, count = sha256(), 0, 0
+        try:
+            with self._open(name) as file:
+                while block := file.read(_BLOCK):
+                    hash.update(block)
+                    size += len(block)
+                    count += block.count(b"\n")
+        except OSError as error:
+            self._trouble("files", NAMES, f"{name} cannot be read ({error.strerror or error})")
+            return
+        self._seen[name] = (hash.hexdigest(), size, count)
+
     def _trouble(self, sort: str, code: str, reason: str) -> None:
-        self._troubles.setdefault(sort, []).append((code, reason))
+        """The first of each sort are listed, the others counted: a file may hold a billion of them."""
+        some = self._troubles.setdefault(sort, [])
+        if (code, reason) in some or len(some) >= _FEW:
+            self._more[sort] = self._more.get(sort, 0) + ((code, reason) not in some)
+        else:
+            some.append((code, reason))
 
     # -- the records --------------------------------------------------------------------------------------------------
 
@@ -149,12 +172,12 @@ class BundleEvidence:
 
     def stored(self, start: int = 0) -> Iterator[Stored | Stub]:
         if start:
-            yield from (row for row in _merged(self._rows(), self._stubs()) if _place(row) >= start)
+            yield from (row for row in in_order(self._rows(), self._stubs()) if _place(row) >= start)
             return
         self._tiles = {}
         tally = Tally(self._tile, self._run_of)
         try:
-            for row in _merged(self._rows(), self._stubs()):
+            for row in in_order(self._rows(), self._stubs()):
                 if isinstance(row, Stub):
                     if row.start == tally.tiles.size and row.start % (1 << row.level) == 0:
                         tally.stub(row)
@@ -231,7 +254,7 @@ class BundleEvidence:
         roots = [self._run_of(n) for n in range(size // RUN)]
         known = [root for root in roots if root is not None and len(root) == 32]
         tree = Peaks.restore(known if len(known) == len(roots) else [], [])
-        for row in self.stored(tree.size) if tree.size else _merged(self._rows(), self._stubs()):
+        for row in self.stored(tree.size) if tree.size else in_order(self._rows(), self._stubs()):
             if tree.size == size:
                 break
             if _place(row) != tree.size:
@@ -299,22 +322,28 @@ class BundleEvidence:
             for _ in self.stored():
                 pass
         self._troubles.pop("sums", None)
+        self._more.pop("sums", None)
         listed = self._listed()
         self._names(listed)
         self._sums(listed)
         self._signatures()
         self._compare()
         found: list[tuple[str, str]] = []
-        for some in self._troubles.values():
-            found += dict.fromkeys(some[:_FEW])
-            if len(some) > _FEW:
-                found.append((some[0][0], f"and {len(some) - _FEW} more of that sort"))
+        for sort, some in self._troubles.items():
+            found += some
+            if more := self._more.get(sort):
+                found.append((some[0][0], f"and {more} more of that sort"))
         return list(dict.fromkeys(found))
 
     def _listed(self) -> dict[str, str]:
         """Name -> SHA-256 in hex, as listed."""
         sums: dict[str, str] = {}
         before = b""
+        try:
+            self._small(SUMS)
+        except OSError as error:
+            self._trouble("sums", NAMES, f"{SUMS} cannot be read ({error.strerror or error})")
+            return sums
         for line in self._lines(SUMS, 300):
             found = _SUM.fullmatch(line)
             name = found[2].decode() if found else ""
@@ -367,9 +396,7 @@ class BundleEvidence:
         told = self.manifest.get("files")
         files: dict[str, Any] = told if isinstance(told, dict) else {}
         for name, hash in listed.items():
-            if name not in self._seen:
-                for _ in self._lines(name, MOST):
-                    pass
+            self._digest(name)
             seen = self._seen.get(name)
             if seen is not None and seen[0] != hash:
                 self._trouble("files", NAMES, f"{name} is not the file that is listed")
@@ -451,19 +478,6 @@ def _above(folder: str) -> Iterator[str]:
     while folder:
         yield folder
         folder = folder.rpartition("/")[0]
-
-
-def _merged(rows: Iterable[Stored], stubs: Iterator[Stub]) -> Iterator[Stored | Stub]:
-    """In order of place."""
-    stub = next(stubs, None)
-    for row in rows:
-        while stub is not None and stub.start <= row.seq:
-            yield stub
-            stub = next(stubs, None)
-        yield row
-    while stub is not None:
-        yield stub
-        stub = next(stubs, None)
 
 
 def _openings_in(cell: bytes) -> int:
