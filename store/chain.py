@@ -174,6 +174,8 @@ class Chain:
                         rows += [link(part, now) for part in _parts(draft)]
                     else:
                         rows.append(link(draft, now))
+                if self._parted is not None:  # nothing could follow, from anybody
+                    raise BadValue(f"{self._parted[0]} is told in parts, and part {self._parted[2]} does not come.")
             except Exception as error:
                 # A view may promise to check first, and have a bug: what it raised but Illegal came from its middle.
                 # And what is not one of our errors may be a signal handler's: it strikes between any two instructions.
@@ -195,6 +197,9 @@ class Chain:
         blob, salt = None, ""
         c: tuple[str, ...] = ()
         if draft.openings:
+            for body in draft.openings:
+                if body[:1] != b"{" or body[-1:] != b"}" or b"\n" in body:
+                    raise BadValue(f"An opening of the {draft.kind} entry is no JSON object on one line.")
             lines = [opening(self._salts.take(), body) for body in draft.openings]
             blob = lines[0] if len(lines) == 1 else b"".join(lines)
             c = tuple([sha256(line).hexdigest() for line in lines])

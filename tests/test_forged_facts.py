@@ -60,6 +60,31 @@ def test_what_cannot_be_is_refused_and_the_next_saga_goes_on(tmp_path: Path, kin
     assert found.verdict == "INTACT", found.findings
 
 
+@pytest.mark.parametrize("openings", [(b"[1,2]",), (b'{"a":1',), (b'{"a":\n1}',), (b"",)], ids=str)
+def test_an_opening_that_is_no_object_is_not_written(tmp_path: Path, openings: tuple[bytes, ...]) -> None:
+    kit = AgentKit("agent", home=tmp_path / "home")
+    with pytest.raises(BadValue):
+        kit.log.commit(lambda view, now: [Draft("notes.kept", {}, openings)])
+    kit.close()
+    assert verify(tmp_path / "home", view_factory=State).verdict == "INTACT"
+
+
+@pytest.mark.parametrize("saga", [{}, {"saga": "a" * 26}])
+def test_a_fact_that_is_told_by_half_is_left_out_and_the_next_saga_goes_on(
+    tmp_path: Path, saga: dict[str, Any]
+) -> None:
+    kit = AgentKit("agent", home=tmp_path / "home")
+    if saga:
+        hand_in(kit, "saga.opened", fence=1, driver="d", **saga)
+    with pytest.raises(BadValue):
+        kit.log.commit(lambda view, now: [Draft("notes.kept", {"part": (1, 2), **saga}, (b'{"a":1}',))])
+    with kit.transaction(id="next") as made:
+        made.execute("note", lambda: 1, {}, semantics=REVERSIBLE)
+    kit.close()
+    found = verify(tmp_path / "home", view_factory=State)
+    assert found.verdict == "INTACT", found.findings
+
+
 def test_two_sagas_inside_each_other_hang_nobody(tmp_path: Path) -> None:
     kit = AgentKit("agent", home=tmp_path / "home")
     for one, other in (("a", "b"), ("b", "a")):
