@@ -1751,9 +1751,16 @@ class SqliteLog:
         return bool(self.rows("select count(*) from sqlite_schema where name = 'stub'", ())[0][0])
 
     def record(self, seq: int) -> Record:
-        for record in self.records(seq, seq + 1) if seq >= 0 else ():
-            return record
-        raise (inside(seq) if 0 <= seq < self._size else NotFound(f"There is no record {seq}.", next=LISTED))
+        for _ in range(4000):
+            size = self._size
+            for record in self.records(seq, seq + 1) if seq >= 0 else ():
+                return record
+            if 0 <= seq < size:
+                raise inside(seq)
+            if not size <= seq < max(self._size, self._chain.size) or self._lock._is_owned():  # type: ignore[attr-defined]
+                break
+            sleep(0.0005)  # folded already, and another thread's commit is under way, or just over
+        raise NotFound(f"There is no record {seq}.", next=LISTED)
 
     def places(self, seq: int) -> tuple[int, ...]:
         rows = self.rows("select line, open from entry where seq = ?", (seq,))

@@ -1251,3 +1251,24 @@ def test_a_database_that_vanished_or_was_replaced_acknowledges_nothing(log: Sqli
         with pytest.raises((LogReplaced, Damaged, Malformed, HomeRefused)):
             log.commit(facts(intended("a", 1)))
     assert replace or not path.exists()  # and no new log was begun in its place
+
+
+def test_a_record_that_another_threads_commit_is_just_writing_is_waited_for(log: SqliteLog) -> None:
+    """It is in the fold already, and whoever asks for it is not told that there is none."""
+    log.commit(facts(opened("a")))
+    started, go = threading.Event(), threading.Event()
+    insert = log._insert
+
+    def slowly(rows: Any) -> Any:
+        started.set()
+        go.wait(10)
+        return insert(rows)
+
+    log._insert = slowly  # type: ignore[method-assign]
+    writer = threading.Thread(target=lambda: log.commit(facts(intended("a"))))
+    writer.start()
+    assert started.wait(10)
+    seq = log._chain.size - 1
+    threading.Timer(0.1, go.set).start()
+    assert log.record(seq).entry.kind == "step.intended"
+    writer.join(10)
