@@ -26,7 +26,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ..store.compact import Compacted, compact
+from ..store.compact import Compacted, compact, together
 from ..store.companions import Companions
 from ..store.entry import Entry, unfinished
 from ..store.errors import AmendsError, DiskFull, Refused, YouErred
@@ -114,7 +114,7 @@ def plan(kit: AgentKit, keep_ms: int) -> Plan:
     seen = dict(_read(log, state, now, tally))
     wrong = tally.unaccounted()
     busy = _busy(state)
-    groups = _groups(seen)
+    groups = together({saga: known.named for saga, known in seen.items()})
     _mark_recovery(kit.log, seen)
     going: dict[str, dict[str, int]] = {}
     stay: Counter[str] = Counter()
@@ -181,24 +181,6 @@ def _busy(state: State) -> set[str]:
     """Sagas that something open is about."""
     approvals = state.approvals
     return {asked.saga for asked in approvals.open} | {review.saga for review in approvals.reviews.values()}
-
-
-def _groups(seen: Mapping[str, _Seen]) -> list[list[str]]:
-    """Sagas that refer to each other, together."""
-    of = {saga: saga for saga in seen}
-
-    def root(saga: str) -> str:
-        while of[saga] != saga:
-            saga = of[saga] = of[of[saga]]
-        return saga
-
-    for saga, known in seen.items():
-        for other in known.named & seen.keys():
-            of[root(saga)] = root(other)
-    groups: dict[str, list[str]] = {}
-    for saga in seen:
-        groups.setdefault(root(saga), []).append(saga)
-    return list(groups.values())
 
 
 def _why(

@@ -13,7 +13,7 @@ In the end the file is made smaller, piece by piece under live writers, and the 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import msgspec
@@ -109,8 +109,7 @@ def runs_of(places: Sequence[int]) -> list[Run]:
 
 def _together(log: Log, wanted: set[str]) -> Iterator[Piece]:
     """The sagas that are there, each with what is about it, and with those that it refers to or that refer to it,
-    oldest first. An open one is
-    among them, unasked, if it goes back to one that is."""
+    oldest first. An open one is among them, unasked, if it goes back to one that is."""
     places: dict[str, list[int]] = {}
     others: dict[str, set[str]] = {}
     companions = Companions(places)
@@ -120,22 +119,26 @@ def _together(log: Log, wanted: set[str]) -> Iterator[Piece]:
             others.setdefault(entry.saga, set()).update((entry.of, entry.parent))
         if saga := companions.whose(entry):
             places[saga].append(entry.seq)
-    of = {saga: saga for saga in places}
+    for group in together(others):
+        yield Piece(group, sorted(seq for saga in group for seq in places[saga]))
+
+
+def together(named: Mapping[str, Collection[str]]) -> list[list[str]]:
+    """Sagas in the order given, those in one group that refer to each other; named: by saga, those that it names."""
+    of = {saga: saga for saga in named}
 
     def root(saga: str) -> str:
         while of[saga] != saga:
             saga = of[saga] = of[of[saga]]
         return saga
 
-    for saga, named in others.items():
-        for other in named & places.keys():
+    for saga, others in named.items():
+        for other in of.keys() & set(others):
             of[root(saga)] = root(other)
-    groups: dict[str, Piece] = {}
-    for saga in places:
-        group = groups.setdefault(root(saga), Piece([], []))
-        group.sagas.append(saga)
-        group.places.extend(places[saga])
-    return (Piece(sagas, sorted(found)) for sagas, found in groups.values())
+    groups: dict[str, list[str]] = {}
+    for saga in named:
+        groups.setdefault(root(saga), []).append(saga)
+    return list(groups.values())
 
 
 def _pieces(groups: Iterable[Piece]) -> Iterator[Piece]:
